@@ -40,6 +40,12 @@ class Step:
         return self.op.activation
 
     @property
+    def curve(self) -> Activation:
+        """The nonlinearity of a step that has one."""
+        assert self.op.activation is not None
+        return self.op.activation
+
+    @property
     def both(self) -> tuple[Step, ...]:
         """The step, and the one beside it."""
         return (self,) if self.beside is None else (self, self.beside)

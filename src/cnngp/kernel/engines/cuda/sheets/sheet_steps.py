@@ -65,9 +65,8 @@ class SheetSteps(StepWriter):
         return f"t2 + {at // v}", False
 
     def second(self, same: Sequence[Step], stride: int) -> tuple[str, int, bool]:
-        sites = [s.activation.site for s in same if s.activation]
-        a = same[0].activation
-        assert a is not None
+        sites = [s.curve.site for s in same]
+        a = same[0].curve
         _, h, w = a.shape
         address, held = self.address(self.layout.second[a.site])
         if len(sites) > 1:
@@ -91,8 +90,7 @@ class SheetSteps(StepWriter):
             return False
         if any(s.op.sums != first.op.sums or s.op.keep != 0.0 or s.src.name != s.dst.name for s in linear):
             return False
-        layers = {(s.activation.layer, s.activation.shape) for s in curved if s.activation is not None}
-        if len(layers) > 1 or any(s.activation is None for s in curved):
+        if any(s.activation is None for s in curved) or len({(s.curve.layer, s.curve.shape) for s in curved}) > 1:
             return False
         both = _with_tangents(linear, curved)
         if both is None:
@@ -117,7 +115,7 @@ class SheetSteps(StepWriter):
         arrays, made = (tuple(f"m{m.name}" for m in maps) for maps in (carried, [s.dst for s in curved[0].both]))
         nonneg = all(s.src.nonneg for s in curved)
         same = [replace(s, src=replace(s.src, nonneg=nonneg)) for s in curved]
-        sites = [self.layout.sites[s.activation.site].offset for s in curved if s.activation is not None]
+        sites = [self.layout.sites[s.curve.site].offset for s in curved]
         with self.block("{"):
             self.core(linear, stage, arrays, arrays, 0, None)
         with self.block("{"):

@@ -126,10 +126,7 @@ def _repetitions(steps: Sequence[Step], start: int, period: int, layout: TableLa
 
 def _moved(step: Step, following: Step, layout: TableLayout) -> int:
     """How far the table moves from one nonlinearity to another."""
-    old, new = step.activation, following.activation
-    assert old is not None
-    assert new is not None
-    return layout.sites[new.site].offset - layout.sites[old.site].offset
+    return layout.sites[following.curve.site].offset - layout.sites[step.curve.site].offset
 
 
 def _shape_of(step: Step) -> object:

@@ -7,7 +7,7 @@ The kernel for pools writes its steps likewise, with a second image that is shif
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from cnngp.network.geometry import AxisSum
 
@@ -16,7 +16,7 @@ from ..formula_text.formula_writer import filled, literals
 from ..registers import Map, Step
 from ..table_layout import TableLayout
 from .box_sums import SumWriter, folded_rows
-from .warp_layout import Loop, Run, Stage, segments
+from .warp_layout import Run, Stage, segments
 
 Arrays = tuple[str, ...]
 
@@ -89,15 +89,11 @@ class StepWriter(SumWriter):
         for segment in segments(stage, self.layout):
             if isinstance(segment, Run):
                 self._run(segment, stage)
-            elif len(segment.steps) == 1:
-                self._loop(segment, stage)
-            else:
-                with self.block("#pragma unroll 1", f"for (int b = 0; b < {len(segment.steps)}; b++) {{"):
-                    self._loop(segment, stage)
-
-    def _loop(self, loop: Loop, stage: Stage) -> None:
-        for same in zip(*loop.steps, strict=True):
-            self._step(same, stage, loop.stride)
+                continue
+            loop = "#pragma unroll 1", f"for (int b = 0; b < {len(segment.steps)}; b++) {{"
+            with self.block(*loop) if len(segment.steps) > 1 else nullcontext():
+                for same in zip(*segment.steps, strict=True):
+                    self._step(same, stage, segment.stride)
 
     def _step(self, same: Sequence[Step], stage: Stage, stride: int) -> None:
         """One step, or the corresponding steps of all repetitions of a loop."""
@@ -140,9 +136,8 @@ class StepWriter(SumWriter):
 
     def _ahead(self, steps: Sequence[Step], stride: int) -> str:
         """Declares the first table entries of a run, which each step loads for the next; the name of their index."""
-        a = steps[0].activation
-        assert a is not None
-        site, v = self.layout.sites[a.site], self.layout.vector
+        a, v = steps[0].curve, self.layout.vector
+        site = self.layout.sites[a.site]
         if site.planes != 1 or not self.early:
             return ""
         lanes = self.layout.held(a.shape)[2]
@@ -230,10 +225,8 @@ class StepWriter(SumWriter):
 
     def activation(self, same: Sequence[Step], source: Arrays, stride: int, ahead: str) -> None:
         """f of the source in V; for a step with a slope beside it, that in W."""
-        step = same[0]
-        a = step.activation
-        assert a is not None
-        site, v = self.layout.sites[a.site], self.layout.vector
+        step, a, v = same[0], same[0].curve, self.layout.vector
+        site = self.layout.sites[a.site]
         _, h, w = self.layout.held(a.shape)
         # The first entries come from the caller, which may have loaded them well ahead.
         early = self.early and site.planes == 1
@@ -274,9 +267,8 @@ class StepWriter(SumWriter):
 
     def second(self, same: Sequence[Step], stride: int) -> tuple[str, int, bool]:
         """Address of the second image's numbers, entries of a plane of them, and whether they are in shared memory."""
-        a = same[0].activation
-        assert a is not None
-        site, v = self.layout.sites[a.site], self.layout.vector
+        a, v = same[0].curve, self.layout.vector
+        site = self.layout.sites[a.site]
         move = f" + b * {stride // v}" if len(same) > 1 else ""
         at = f"t2 + {site.offset // v}{move} + min(col, {self.layout.held(a.shape)[2] - 1})"
         return at, site.plane, False
@@ -286,16 +278,14 @@ class StepWriter(SumWriter):
 
         The arrays that are made, the statement, the unit of K, whether there is a map T, and the factor of K beside it.
         """
-        step, v = same[0], self.layout.vector
-        a = step.activation
-        assert a is not None
+        step, a, v = same[0], same[0].curve, self.layout.vector
         text, at, constants = text_of(a.layer), f"[{v} * g + k]", literals(a, self.dtype) | {"unit": "unit"}
         first, second = ([f"part({image}{k}, k)" for k in range(text.planes)] for image in "ab")
         f, slope = (filled(x, constants, f"K{at}", first, second, step.src.nonneg) for x in (text.pair, text.slope))
         guard = f"if ({v} * g + k < {h}) " if h % v else ""
         slopes = [s.beside or s for s in same] if step.beside or step.op.tangent else []
         takes_unit = text.takes_unit or (slopes and text.slope_takes_unit)
-        unit = self._constant([s.activation.unit for s in same if s.activation]) if takes_unit else self.number(1.0)
+        unit = self._constant([s.curve.unit for s in same]) if takes_unit else self.number(1.0)
         if not slopes:
             return ["V"], f"{guard}V{at} = {f};", unit, False, ""
         owns = [s.op.tangent.own for s in slopes if s.op.tangent]
