@@ -18,7 +18,6 @@ from cnngp import Conv, Dense, Identity, ReLU, Sequential, Step, Sum
 from cnngp.kernel.check import compare
 from cnngp.kernel.engines.base import RangeError
 from cnngp.kernel.engines.cuda.engine import KINDS
-from cnngp.kernel.engines.cuda.warp.warp_kernel import foldable
 from cnngp.kernel.program import Kind, lower
 from cnngp.network import reference
 from helpers.cuda_cases import (
@@ -63,9 +62,7 @@ QUICK: list[tuple[str, str, Kind, Options]] = [
     ("LeNet", F, "ntk", {"launch_shape": (2, 1, 1, 0)}),
     ("sizes that do not halve", D, "ntk", {"path": "walk"}),
     *((name, D, "nngp", {"path": "walk"}) for name in ("resnet", "padding modes", "loop")),
-    ("resnet", F, "nngp", {"fold": 8}),
-    ("resnet", D, "nngp", {"fold": 8}),
-    ("skips in skips", F, "nngp", {"fold": 2}),
+    ("folded, then not", D, "nngp", {}),
 ]
 SLOW: list[tuple[str, str, Kind, Options]] = [
     *((name, dtype, "nngp", {}) for name in EVERY for dtype in (F, D)),
@@ -86,7 +83,6 @@ CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW 
 @pytest.mark.parametrize(("name", "dtype", "kind", "options"), CASES)
 def test_kernels_agree_with_the_reference(on: str, name: str, dtype: str, kind: Kind, options: Options) -> None:
     net, shape = EVERY[name]
-    assert "fold" not in options or foldable(lower(net, shape, kind), options["fold"])
     run = OnCard(net, shape, dtype, kind, **options)
     assert run.source.path == options.get("path", PATHS[name])
     tolerance = 0.0

@@ -80,12 +80,11 @@ def generate(
     series: Mapping[int, Rows] | None = None,
     shared_limit: int = SHARED_LIMIT,
     launch_shape: tuple[int, int, int, int] | None = None,
-    fold: int | None = None,
 ) -> CudaSource:
     """The CUDA source of a program in float32 or float64.
 
     `shared_limit` is what a block may have of the card's shared memory, in bytes. `series` says, for each site of an
-    Elementwise, which rows of its series the images need (see series/packed.py). `path`, `launch_shape` and `fold`
+    Elementwise, which rows of its series the images need (see series/packed.py). `path` and `launch_shape`
     override the choice, for tests and measurements.
 
     >>> from cnngp import zoo
@@ -108,8 +107,7 @@ def generate(
     layout, cycles = TableLayout.of(program, rows), None
     match path:
         case "warp":
-            fold = warp_kernel.fold_from(program) if fold is None else fold
-            layout = TableLayout.of(program, rows, vector, fold)
+            layout = TableLayout.of(program, rows, vector, warp_kernel.fold_from(program))
             text, pairs = warp_kernel.KernelWriter(program, layout, real).kernel(shared_limit, launch_shape)
             data = ProgramData(program, layout, rows)
         case "dense":

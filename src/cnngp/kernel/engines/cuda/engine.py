@@ -121,7 +121,7 @@ class CardEngine:
 class CudaEngine(CardEngine):
     """Runs one program on the cards. See `Engine` for what it offers.
 
-    `path`, `launch_shape` and `fold` override the choices of `generate`, for tests and measurements.
+    `path` and `launch_shape` override the choices of `generate`, for tests and measurements.
     """
 
     def __init__(
@@ -132,9 +132,8 @@ class CudaEngine(CardEngine):
         tile: int | None = None,
         path: Path | None = None,
         launch_shape: tuple[int, int, int, int] | None = None,
-        fold: int | None = None,
     ) -> None:
-        write = partial(generate, program, dtype, path, launch_shape=launch_shape, fold=fold)
+        write = partial(generate, program, dtype, path, launch_shape=launch_shape)
         super().__init__(program, dtype, "cuda", write, devices, tile)
         self._elements = sum(math.prod(op.shape) for op in program.ops if op.activation is not None)
 

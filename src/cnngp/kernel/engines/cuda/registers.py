@@ -113,7 +113,6 @@ def in_registers(program: Program, nonneg: bool = False, inputs: Sequence[int] |
 
     starts = tuple(Map(k, program.shape, nonneg and k == 0) for k in range(len(inputs)))
     maps = {-1 - k: m for k, m in enumerate(starts)}
-    found = dict(maps)
     steps: list[Step] = []
     for g, group in enumerate(groups):
         bases = {i: maps[base].name for i in group if (base := reads[i][1]) is not None}
@@ -129,17 +128,15 @@ def in_registers(program: Program, nonneg: bool = False, inputs: Sequence[int] |
             source, base, _ = reads[i]
             positive = _cannot_be_negative(ops[i], maps[source], None if base is None else maps[base])
             made[i] = Map(name, ops[i].out_shape, positive)
-        factors = [None if (times := reads[i][2]) is None else maps[times] for i in group]
-        sources = [maps[reads[i][0]] for i in group]
         maps |= made
-        found |= made
-        maps = {v: m for v, m in maps.items() if last_read.get(v, -1) > g}
+        live = frozenset(m for v, m in maps.items() if last_read.get(v, -1) > g)
         beside = None
-        for i, src, factor in zip(group, sources, factors, strict=True):
-            beside = Step(ops[i], src, made[i], frozenset(maps.values()), factor, beside)
+        for i in group:
+            source, _, times = reads[i]
+            beside = Step(ops[i], maps[source], made[i], live, None if times is None else maps[times], beside)
         assert beside is not None
         steps.append(beside)
-    ends = tuple(found[value_in[end]] for end in (program.output, program.theta) if end is not None)
+    ends = tuple(maps[value_in[end]] for end in (program.output, program.theta) if end is not None)
     return Registers(starts, tuple(steps), ends)
 
 
