@@ -149,7 +149,7 @@ def test_workers_are_lost(
 
 @pytest.mark.slow
 def test_a_worker_that_joins_late_takes_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with cluster_of(0) as local, Client(local) as client:
+    with cluster_of(0) as local, Client(local, set_as_default=False) as client:
         threading.Timer(1.0, lambda: local.scale(1)).start()
         K = gram(KERNEL, X, store=tmp_path / "K", tile=32, client=client)
     np.testing.assert_array_equal(K[:], KERNEL(X))

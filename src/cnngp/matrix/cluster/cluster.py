@@ -1,7 +1,7 @@
 """The workers of a Dask cluster that can do the work, and work for them.
 
-Dask gives work out, and gives it out again where a worker is lost. What Dask does not know is which workers have this
-package, and which engine.
+Dask starts the work and carries what comes of it. A worker that dies, freezes or joins late is noticed here, because
+Dask itself waits for minutes, and what it had is given to others.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import asyncio
 import concurrent.futures
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
-from itertools import islice
 from typing import Any
 
 from cnngp.common.errors import one_line
@@ -31,10 +30,13 @@ PATIENCE = 300.0
 # How long the scheduler, and then workers, may take to answer.
 _SCHEDULER_SECONDS = 30.0
 _WORKERS_SECONDS = 10.0
-# Workers that may be lost, beside as many as there were, without a tile between them: then the work kills them.
+# How often workers are looked at.
+_LOOK_SECONDS = 0.5
+# Workers that may be lost, beside as many as there were, without a result between them: then the work kills them.
 _DEATHS = 4
 # What a call comes to whose scheduler or worker is lost.
-LOST = (OSError, asyncio.CancelledError, concurrent.futures.CancelledError)
+_LOST = (OSError, asyncio.CancelledError, concurrent.futures.CancelledError)
+_END: Any = object()
 
 
 class Refused(Exception):
@@ -64,10 +66,11 @@ class Cluster:
             raise ClusterError(f"client= is {client.status}; give one that is connected to its scheduler")
         self.client, self.address = client, str(client.scheduler.address)
         self.lost = 0
-        """Workers that were lost since the last tile; whoever sees a tile sets it to 0."""
+        """Workers that were lost since the last result; whoever sees one by other means sets it to 0."""
         self._question, self._arguments = question, arguments
         self._most = 0
         self._fit: dict[str, Any] = {}
+        self._threads: dict[str, int] = {}
         self._refused: dict[str, str] = {}
 
     def fit(self) -> dict[str, Any]:
@@ -108,55 +111,78 @@ class Cluster:
         self._refused[worker] = reason
         self._fit.pop(worker, None)
 
-    def results(self, function: Callable[..., Any], items: Iterable[Any], shared: Any) -> Generator[tuple[int, Any]]:
-        """(k, `function(item, shared)` of the k-th item) as they come, as many at a time as there are workers."""
-        from distributed import as_completed
+    def results(
+        self, function: Callable[..., Any], items: Iterable[Any], shared: Any, parallel: bool = False
+    ) -> Generator[tuple[int, Any]]:
+        """(k, `function(item, shared)` of the k-th item) as they come; one item a worker at a time, or where `parallel`
+        one a thread. `shared` is sent to each worker once. What a lost or frozen worker had is given to others.
+        """
+        from distributed import KilledWorker
 
-        todo, running, done = enumerate(items), dict[Any, int](), as_completed()
+        todo, again = enumerate(items), deque[tuple[int, Any]]()
+        running: dict[Any, tuple[str, tuple[int, Any]]] = {}
+        sent: dict[str, Any] = {}
+        looked = -_LOOK_SECONDS
         try:
-            with self._sent(shared) as given:
-                while True:
-                    workers = list(self.fit())
-                    for k, item in islice(todo, max(0, len(workers) - len(running))):
-                        future = self.client.submit(function, item, given, workers=workers, pure=False)
-                        running[future] = k
-                        done.add(future)
-                    if not running:
-                        return
-                    future = next(done)
-                    yield running.pop(future), future.result()
+            while True:
+                if time.monotonic() - looked > _LOOK_SECONDS or not self._fit:
+                    self.fit()
+                    looked = time.monotonic()
+                for future in [f for f, (worker, _) in running.items() if worker not in self._fit]:
+                    worker, numbered = running.pop(future)
+                    future.cancel()
+                    again.append(numbered)
+                    sent.pop(worker, None)
+                at_work = Counter(worker for worker, _ in running.values())
+                free = (w for w in self._fit for _ in range((self._threads[w] if parallel else 1) - at_work[w]))
+                for worker in free:
+                    numbered = again.popleft() if again else next(todo, _END)
+                    if numbered is _END:
+                        break
+                    try:
+                        if worker not in sent:
+                            send = partial(self.client.scatter, shared, workers=[worker], hash=False)
+                            sent[worker] = within(_WORKERS_SECONDS, send)
+                        given = numbered[1], sent[worker]
+                        running[self.client.submit(function, *given, workers=[worker], pure=False)] = worker, numbered
+                    except (*_LOST, LookupError, ValueError):  # the worker is lost, which is noticed next time
+                        again.append(numbered)
+                if not running and not again:
+                    return
+                time.sleep(0.005)
+                for future in [f for f in running if f.status != "pending"]:
+                    worker, numbered = running.pop(future)
+                    error = future.exception() if future.status == "error" else None
+                    if error is not None and not isinstance(error, KilledWorker):
+                        raise error
+                    with suppress(*_LOST):  # with its worker
+                        if error is None:
+                            found = future.result(timeout=5.0)
+                            self.lost = 0
+                            yield numbered[0], found
+                            continue
+                    again.append(numbered)
         finally:
-            with suppress(OSError):  # the scheduler may have gone
-                self.client.cancel(list(running))
+            if self.client.status == "running":
+                with suppress(OSError):  # the scheduler has just gone: nobody is left to be told
+                    self.client.cancel(list(running))
 
     def computed(self, function: Callable[..., Any], items: Sequence[Any], shared: Any) -> list[Any]:
         """`function(item, shared)` of every item, in their order."""
-        with self._sent(shared) as given:
-            futures = self.client.map(function, items, [given] * len(items), workers=list(self.fit()), pure=False)
-            return list(self.client.gather(futures))
-
-    @contextmanager
-    def _sent(self, shared: Any) -> Iterator[Any]:
-        """Data on every worker, so that work goes on while one is left; `ClusterError` where it cannot."""
-        from distributed import KilledWorker
-
-        try:
-            yield self.client.scatter(shared, workers=list(self.fit()), broadcast=True, hash=False)
-        except (KilledWorker, *LOST) as error:
-            self._look()  # it may be the scheduler that is gone
-            raise ClusterError(f"workers at {self.address} were lost: {one_line(error)}") from error
+        found = dict(self.results(function, items, shared, parallel=True))
+        return [found[k] for k in range(len(items))]
 
     def _look(self) -> tuple[set[str], set[str]]:
         """The workers that the scheduler knows, and those that it has heard of lately."""
         gone = ClusterError(f"the scheduler {self.address} is gone")
         if self.client.status != "running":  # Dask itself tries for half a minute
             raise gone
-        look = partial(self.client.sync, self.client.scheduler.identity)
         try:
-            found = within(_SCHEDULER_SECONDS, look)["workers"]
+            found = within(_SCHEDULER_SECONDS, partial(self.client.sync, self.client.scheduler.identity))["workers"]
             now = within(_SCHEDULER_SECONDS, partial(self.client.run_on_scheduler, time.time))  # its clock, not ours
-        except LOST as error:
+        except _LOST as error:
             raise gone from error
+        self._threads = {worker: int(about["nthreads"]) for worker, about in found.items()}
         return set(found), {w for w, about in found.items() if now - about["last_seen"] <= SILENT_SECONDS}
 
     def _ask(self, workers: list[str]) -> dict[str, Any]:
@@ -168,9 +194,9 @@ class Cluster:
         ask = partial(self.client.run, self._question, __version__, *self._arguments, on_error="return")
         try:
             answers = within(_WORKERS_SECONDS, partial(ask, workers=workers)) if workers else {}
-        except LOST:
+        except _LOST:
             return {}
-        return {worker: answer for worker, answer in answers.items() if not isinstance(answer, LOST)}
+        return {worker: answer for worker, answer in answers.items() if not isinstance(answer, _LOST)}
 
     def _lose(self, worker: str, known: bool) -> None:
         how = "does not answer any more (frozen, or cut off)" if known else "is gone"

@@ -19,7 +19,6 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -33,8 +32,10 @@ from ..fill import fill, lanes, not_done_by_others
 from ..images import ImageRows
 from ..store.places import FULL, same_for_all_machines
 from ..store.store import GramStore
-from .cluster import LOST, Cluster, Refused, same_version
+from .cluster import Cluster, Refused, same_version
 
+_LOOK_SECONDS = 0.2
+"""How often the client looks at the workers and, where that is quick, at the store."""
 Engine = tuple[str, ActualDevice]
 """An engine's identity, and its device."""
 
@@ -62,7 +63,7 @@ class ClusterFill:
 
     def fill(self, store: GramStore, x: ImageRows, z: ImageRows | None, done: Callable[[Tile], None]) -> None:
         """Have the tiles computed that the store lacks; `done` is told of each."""
-        from distributed import KilledWorker, wait
+        from distributed import KilledWorker
 
         lacking, next_look, running = set(store.missing()), 0.0, dict[str, Any]()
         submit = partial(self._cluster.client.submit, fill_missing, pure=False)
@@ -74,8 +75,7 @@ class ClusterFill:
                 running = {worker: future for worker, future in running.items() if worker in fit}
                 for worker in fit.keys() - running.keys():
                     running[worker] = submit(*job, next(shares), workers=[worker])
-                with suppress(*LOST):  # no worker ended within a second, or the cluster did, which `fit` sees
-                    wait(list(running.values()), timeout=1.0, return_when="FIRST_COMPLETED")
+                time.sleep(_LOOK_SECONDS)
                 over = {worker: future for worker, future in running.items() if future.status != "pending"}
                 for worker, future in over.items():
                     del running[worker]
