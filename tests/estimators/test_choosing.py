@@ -150,7 +150,7 @@ def tried_as(losses: Any) -> comparing.Tried:
 def test_the_better_half_goes_on_to_more_images_and_at_last_to_larger_networks() -> None:
     rows = [tried_as(np.full(100, float(i))) for i in range(12)]
     usual = rows[9]
-    search = choosing._Search(rows, None, None, np.arange(150), 1e12)  # type: ignore[arg-type]
+    search = choosing._Search(rows, None, None, None, np.arange(150), 1e12)  # type: ignore[arg-type]
     assert search._next(usual) == (150, [0] * 7)
     assert search.alive == [*rows[:6], usual]
     assert [c.loss for c in search.gone] == [6.0, 7.0, 8.0, 10.0, 11.0]
@@ -174,17 +174,37 @@ def test_the_usual_way_is_kept_where_another_is_better_by_chance_alone() -> None
     assert not comparing.clear(np.full(100, 0.005))
 
 
+def test_few_groups_are_compared_with_all_their_images() -> None:
+    """Whole groups are left out, and what a group says in one voice is one voice."""
+    X, y = bars(80, 0)
+    groups = np.arange(80) // 8
+    images, targets = choosing.Images(X, np.dtype(np.float64)), ClassTargets(coding_of(y), y)
+    order = choosing._order(targets, groups)
+    assert sorted(order) == list(range(80))
+    assert [len(set(groups[order[at : at + 10]])) for at in (0, 10, 70)] == [10, 10, 10]
+
+    def make(network: Any, symmetry: Any) -> Kernel:
+        return Kernel(network, device="cpu", symmetry=symmetry, dtype="float64")
+
+    choice = choosing.choose(images, targets, make, 80 * 79 // 2, groups=groups)
+    assert choice.images == 80
+    assert choice.gain > 0.0
+    gain = np.repeat([1.0, -0.8] * 5, 8)
+    assert comparing.clear(np.tile([1.0, -0.8], 400)) is True
+    assert comparing.clear(gain, groups) is False
+
+
 def test_a_larger_network_is_taken_unless_it_is_clearly_worse(monkeypatch: pytest.MonkeyPatch) -> None:
     """By as many images as there are covariances left for it; where there are none, the large one is taken unseen."""
     for module in (choosing, comparing):
-        monkeypatch.setattr(module, "left_out", lambda K, targets: np.full(len(K), float(K[0, 0])))
+        monkeypatch.setattr(module, "left_out", lambda K, targets, groups: np.full(len(K), float(K[0, 0])))
     monkeypatch.setattr(comparing, "_matrix", lambda kernel, X, Z=None: np.full((len(X), len(X)), kernel))
     images = choosing.Images(np.ones((100, 1, 28, 28), np.float32), np.dtype(np.float32))
     targets = ClassTargets(coding_of(np.arange(100) % 2), np.arange(100) % 2)
     for worse, left, taken in ((0.0, 1e10, 2), (0.5, 1e10, 0), (0.5, 1e3, 2)):
         best = tried_as(np.ones(100))
         best.K, best.kernel_of = np.ones((100, 100)), lambda recipe, few, worse=worse: 1.0 + worse  # type: ignore[assignment, misc]
-        search = choosing._Search([best], images, targets, np.arange(100), left)
+        search = choosing._Search([best], images, targets, None, np.arange(100), left)
         with choosing.progress_bar(None, "", "", wanted=False) as bar:
             assert search._enlarged(best, bar) is (taken == 2)
         assert best.at == taken
@@ -384,5 +404,5 @@ def test_of_noise_a_whitening_says_no_more_than_there_is_to_say() -> None:
         return kernel_of(recipe, few, lambda net, symmetry: Kernel(net, device="cpu", symmetry=symmetry))
 
     tried = comparing.Tried(among, kernel, X.dtype)
-    tried.judge(X, ClassTargets(coding_of(y), y), 0)
+    tried.judge(X, ClassTargets(coding_of(y), y), None, 0)
     assert tried.loss > np.log(2) - 0.02

@@ -23,7 +23,7 @@ from cnngp.kernel.kernel import Kernel
 from cnngp.network.names import AN_IMAGE, IN_ALL
 
 from .candidates import Sizes, candidates
-from .comparing import Compared, Tried, clear, left_out, summed
+from .comparing import Codes, Compared, Tried, clear, left_out, summed
 from .kernels import kernel_of
 from .labels import Targets
 from .recipe import Recipe
@@ -131,7 +131,7 @@ def choose(
     make: Callable[..., Kernel],
     pairs: int,
     effort: Effort = "normal",
-    groups: NDArray[np.intp] | None = None,
+    groups: Codes = None,
     among: Sequence[Sizes] | None = None,
     compare: bool = True,
     preparation: Any = None,
@@ -149,7 +149,7 @@ def choose(
     affordable = [sizes for row in table if (sizes := tuple(c for c in row if c.elements * pairs <= limit))]
     rows = affordable or [(min((row[0] for row in table), key=lambda c: c.elements),)]
     choice = Choice(Recipe((rows[0][-1].term,)), str(rows[0][-1]), 0, effort, elements=rows[0][-1].elements)
-    order = balanced(targets.Y, len(targets.Y), 0, groups, shuffled=True)
+    order = _order(targets, groups)
     allowance = max(min(_PART * limit, float(rows[0][-1].elements * pairs)), _AT_LEAST * EFFORTS[effort])
     if compare and len(order) >= FEWEST:
         first, rows = _first(rows, len(order), max(_SHARE * allowance, _FIRST_ROUND * EFFORTS[effort]))
@@ -157,9 +157,21 @@ def choose(
             if tell is not None:
                 tell("choosing", len(rows))
             tried = [Tried(row, lambda r, few: kernel_of(r, few, make, scaled=False), images.dtype) for row in rows]
-            search = _Search(tried, images, targets, order, allowance)
+            search = _Search(tried, images, targets, groups, order, allowance)
             choice = search.run(choice, first, limit / max(1, pairs), tell)
     return choice if effort == "best" else replace(choice, dearest=_dearer(table, choice, limit / max(1, pairs)))
+
+
+def _order(targets: Targets, groups: Codes) -> NDArray[np.intp]:
+    """All rows, of which the first ones are balanced between classes, and of as many groups as can be."""
+    order = balanced(targets.Y, len(targets.Y), 0, shuffled=True)
+    if groups is None:
+        return order
+    turn = np.empty(len(order), np.intp)  # which image of its group each one is
+    _, codes = np.unique(groups[order], axis=0, return_inverse=True)
+    for code in range(codes.max() + 1):
+        turn[codes == code] = np.arange((codes == code).sum())
+    return order[np.argsort(turn, kind="stable")]
 
 
 def _first(rows: Sequence[Sizes], images: int, most: float) -> tuple[int, list[Sizes]]:
@@ -192,6 +204,7 @@ class _Search:
     alive: list[Tried]
     images: Images
     targets: Targets
+    groups: Codes
     order: NDArray[np.intp]
     left: float
     """Covariances that may still be computed."""
@@ -214,24 +227,26 @@ class _Search:
                 tell("expected", Expected(choosing, usual.sizes[-1].elements / self.rate))
             while (following := self._next(usual)) is not None:
                 self._round(*following, bar)
-            best, gain = _better_than_usual(self.alive, usual)
+            best, gain = _better_than_usual(self.alive, usual, self._about(self.alive[0].images)[1])
             compared = tuple([t.said() for t in [best, *(t for t in self.alive if t is not best)]] + self.gone)
             relatives = self._enlarged(best, bar)
             chosen, n = best.candidate, compared[0].images
             choice = replace(choice, recipe=Recipe((chosen.term,)), name=str(chosen), elements=chosen.elements)
             choice = replace(choice, images=n, compared=compared, gain=gain, relatives=relatives)
-            return _with_sum(choice, best, self.alive[:_FINALISTS], self._targets(n), most, bar)
+            return _with_sum(choice, best, self.alive[:_FINALISTS], *self._about(n), most, bar)
 
-    def _targets(self, n: int) -> Targets:
-        return self.targets.at(self.order[:n])
+    def _about(self, n: int) -> tuple[Targets, Codes]:
+        """Targets and groups of the first n images in order."""
+        rows = self.order[:n]
+        return self.targets.at(rows), None if self.groups is None else self.groups[rows]
 
     def _round(self, n: int, sizes: Sequence[int], bar: Any) -> None:
         """All rows on the first n images in order, in these sizes; the best first."""
-        X, targets = self.images.at(self.order[:n]), self._targets(n)
+        X, (targets, groups) = self.images.at(self.order[:n]), self._about(n)
         for tried, size in zip(self.alive, sizes, strict=True):
             bar.set_postfix_str(f"{tried.sizes[size]} on {n:,} images", refresh=False)
             cost, begun = tried.cost(n, size), time.perf_counter()
-            tried.judge(X, targets, size)
+            tried.judge(X, targets, groups, size)
             self.left -= cost
             self.rate = max(self.rate, cost / tried.computing)
             self.judging += time.perf_counter() - begun - tried.computing
@@ -277,28 +292,28 @@ class _Search:
             return False
         n = min(best.images, _SOME, int(math.sqrt(max(0.0, 2 * self.left / best.sizes[last].elements))))
         if n >= min(best.images, _FIRST[0]):
-            large, few = replace(best, at=last, K=None), self._targets(n)
+            large, (few, groups) = replace(best, at=last, K=None), self._about(n)
             bar.set_postfix_str(f"{large.candidate} on {n:,} images", refresh=False)
-            large.judge(self.images.at(self.order[:n]), few, last)
+            large.judge(self.images.at(self.order[:n]), few, groups, last)
             assert best.K is not None
-            if clear(large.losses - left_out(best.K[:n, :n], few)):
+            if clear(large.losses - left_out(best.K[:n, :n], few, groups), groups):
                 best.sizes = best.sizes[: compared + 1]
                 return False
         best.at = last
         return True
 
 
-def _better_than_usual(alive: Sequence[Tried], usual: Tried) -> tuple[Tried, float]:
+def _better_than_usual(alive: Sequence[Tried], usual: Tried, groups: Codes) -> tuple[Tried, float]:
     """The best one, and its gain; the usual one where the difference is small or may be chance."""
     best = alive[0]
     if not np.isfinite(usual.losses).all():
         return best, 0.0
     gain = usual.losses - best.losses
-    return (best, float(gain.mean())) if clear(gain) else (usual, 0.0)
+    return (best, float(gain.mean())) if clear(gain, groups) else (usual, 0.0)
 
 
 def _with_sum(
-    choice: Choice, best: Tried, finalists: Sequence[Tried], targets: Targets, most: float, bar: Any
+    choice: Choice, best: Tried, finalists: Sequence[Tried], targets: Targets, groups: Codes, most: float, bar: Any
 ) -> Choice:
     """The sum of two or three finalists where it is clearly better than the best of them, and costs no more than
     `most` covariances a pair. Weights are found on a part of the images, and the sum is judged on all.
@@ -314,13 +329,14 @@ def _with_sum(
             if best in group and sum(t.candidate.elements for t in group) <= most:
                 for w in weights:
                     K = summed([t.K[part, part] for t in group if t.K is not None], w)
-                    tries.append((float(left_out(K, targets.at(part)).mean()), group, w))
+                    some = None if groups is None else groups[part]
+                    tries.append((float(left_out(K, targets.at(part), some).mean()), group, w))
     if not tries:
         return choice
     _, group, w = min(tries, key=lambda t: t[0])
-    losses = left_out(summed([t.K for t in group if t.K is not None], w), targets)
+    losses = left_out(summed([t.K for t in group if t.K is not None], w), targets, groups)
     gain = best.losses - losses
-    if not clear(gain):
+    if not clear(gain, groups):
         return choice
     shares = [x / sum(w) for x in w]
     terms = tuple(replace(t.candidate.term, weight=x) for t, x in zip(group, shares, strict=True))

@@ -27,6 +27,8 @@ from .training_images import Images
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
+Codes = NDArray[np.intp] | None
+"""What is left out together with each image, as numbers; None where that is nothing."""
 
 WORTH = 0.01
 """Nats an image that a recipe has to gain over another to be better than it, …"""
@@ -84,14 +86,14 @@ class Tried:
         kept = self.images if size == self.at and not self._learns else 0
         return self.sizes[size].elements * (images**2 - kept**2) / 2
 
-    def judge(self, X: Array, targets: Targets, size: int) -> None:
+    def judge(self, X: Array, targets: Targets, groups: Codes, size: int) -> None:
         """Losses of all of X, with the matrix grown from that of its first ones where that is there."""
         if size != self.at:
             self.at, self.K = size, None
         begun = time.perf_counter()
         self._grow(X)
         self.computing, self.images = time.perf_counter() - begun, len(X)
-        self.losses = np.full(len(X), math.inf) if self.K is None else left_out(self.K, targets)
+        self.losses = np.full(len(X), math.inf) if self.K is None else left_out(self.K, targets, groups)
 
     @property
     def _learns(self) -> bool:
@@ -112,12 +114,16 @@ class Tried:
             self.K = None
 
 
-def clear(gain: Floats) -> bool:
-    """Whether images gain so much on average, beyond what may be chance."""
-    return bool(gain.mean() > max(WORTH, STANDARD_ERRORS * float(gain.std()) / math.sqrt(len(gain))))
+def clear(gain: Floats, groups: Codes = None) -> bool:
+    """Whether images gain so much on average, beyond what may be chance; all of a group may gain by one chance."""
+    apart = gain - gain.mean()
+    if groups is not None:
+        apart = np.bincount(np.unique(groups, axis=0, return_inverse=True)[1], apart)
+    error = math.sqrt(float((apart**2).sum())) / len(gain)
+    return bool(gain.mean() > max(WORTH, STANDARD_ERRORS * error))
 
 
-def left_out(K: Array, targets: Targets) -> Floats:
+def left_out(K: Array, targets: Targets, groups: Codes = None) -> Floats:
     """The loss of every image by leave-one-out, times its weight, at the noise that suits best."""
     Y, weight = targets.Y, targets.weight
     rounding = float(np.finfo(K.dtype).eps)
@@ -129,10 +135,11 @@ def left_out(K: Array, targets: Targets) -> Floats:
         warnings.simplefilter("ignore")  # of a choice that may not be taken; the fit warns of the one that is
         step = -(-len(Y) // _DECOMPOSED)
         some = None if weight is None else weight[::step]
-        noise = chosen_noise(A[::step, ::step], Y[::step], "loo", "loo", rounding, weights=some)
+        together = None if groups is None else groups[::step]
+        noise = chosen_noise(A[::step, ::step], Y[::step], "loo", "loo", rounding, groups=together, weights=some)
         found: list[Floats] = []
         for factor in (1.0,) if step == 1 else (1.0, 0.3):  # more images need less
-            gp = ExactGP(A, Y, noise=noise * factor, amplitude="loo", weights=weight)
+            gp = ExactGP(A, Y, noise=noise * factor, amplitude="loo", groups=groups, weights=weight)
             mean, variance = (to_numpy(a) for a in gp.leave_one_out().moments)
             found.append(targets.each(mean, variance, Y))
     losses = found if weight is None else [weight / weight.mean() * each for each in found]
