@@ -18,6 +18,7 @@ from helpers.torch_modules import PreActivationResNet, in_place, made, transpose
 
 pytestmark = [
     pytest.mark.usefixtures("one_torch_thread"),
+    pytest.mark.filterwarnings("ignore:from_torch measured"),  # small layers
 ]
 
 
@@ -177,8 +178,9 @@ def test_an_image_of_zeros_is_no_trouble() -> None:
 
 def test_the_picture(tmp_path) -> None:
     path = tmp_path / "limit.png"
-    check_limit(NET, X, (4, 8, 16), samples=30).plot(str(path))
+    figure = check_limit(NET, X, (4, 8, 16), samples=30).plot(str(path))
     assert path.stat().st_size > 10_000
+    assert len(figure.axes) == 2
 
 
 @pytest.mark.slow

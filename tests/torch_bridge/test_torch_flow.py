@@ -18,6 +18,7 @@ from helpers.torch_modules import in_place, made
 
 pytestmark = [
     pytest.mark.usefixtures("one_torch_thread"),
+    pytest.mark.filterwarnings("ignore:from_torch measured"),  # small layers
 ]
 SHAPE = (1, 4, 4)
 C, D = Conv(3), Dense()

@@ -42,6 +42,7 @@ from helpers.torch_modules import BIAS_VAR, WEIGHT_VAR, cnn, examples, made, tra
 
 pytestmark = [
     pytest.mark.usefixtures("one_torch_thread"),
+    pytest.mark.filterwarnings("ignore:from_torch measured"),  # small layers
 ]
 
 EXAMPLES = examples()

@@ -19,6 +19,7 @@ import cnngp
 from cnngp import NetworkError, from_torch
 from helpers.torch_modules import PreActivationBlock, cnn, made
 
+pytestmark = pytest.mark.filterwarnings("ignore:from_torch measured")  # small layers
 IMAGE, ROW = (1, 6, 6), (4,)
 R = torch.relu
 COIN = itertools.cycle((True, False))

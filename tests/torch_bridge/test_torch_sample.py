@@ -43,6 +43,7 @@ from helpers.pooled import pooled_networks
 
 pytestmark = [
     pytest.mark.usefixtures("one_torch_thread"),
+    pytest.mark.filterwarnings("ignore:from_torch measured"),  # small layers
 ]
 
 
@@ -119,6 +120,21 @@ def test_widths_double_where_the_map_becomes_smaller() -> None:
     assert _widths(sample_network(LENET, channels=5, input_shape=(1, 8, 8))) == [5, 10, 20, 1]
     still = Sequential(Conv(3), R, AvgPool(3, 1), Conv(3), R, GlobalAvgPool(), D, R, D)
     assert _widths(sample_network(still, 5, (1, 8, 8))) == [5, 5, 5, 1]
+
+
+def test_widths_by_layer() -> None:
+    net = Sequential(Conv(3), ReLU(), Conv(3), ReLU(), Dense(), ReLU(), Dense())
+    assert _widths(sample_network(net, [3, 5, 7], (1, 4, 4), outputs=2)) == [3, 5, 7, 2]
+    assert _widths(sample_network(net, {"layers[2]": 9, "*": 4}, (1, 4, 4))) == [4, 9, 4, 1]
+    branches = Sequential(Conv(3), Sum(Conv(1), Conv(3)), ReLU(), Dense())
+    for network, channels, told in (
+        (net, [3, 5], r"layers\[4\]: channels has no number left for it"),
+        (net, [3, 5, 7, 1], r"channels: \[1\] belong to no layer"),
+        (net, {"layers[9]": 9}, r"channels: \['layers\[9\]'\] belong to no layer"),
+        (branches, [4, 5, 6], r"branches\[1\]: channels=6 is asked for, but the Sum .* has 5 channels"),
+    ):
+        with pytest.raises(NetworkError, match=told):
+            sample_network(network, channels, (1, 4, 4))  # type: ignore[arg-type]
 
 
 SEED = r"is not a non-negative integer or a tuple of them"

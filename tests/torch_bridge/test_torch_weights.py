@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -148,7 +149,9 @@ def lenet() -> nn.Module:
 
 def test_two_fresh_modules_are_one_network_by_the_initial_law() -> None:
     shape = (1, 28, 28)
-    first, second = (from_torch(lenet(), shape, variances="initial") for _ in range(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first, second = (from_torch(lenet(), shape, variances="initial") for _ in range(2))
     assert first == second
     conv1, _, _, conv2, _, head = first.layers
     for layer, fan_in in ((conv1, 25), (conv2, 150), (head, 1024)):
@@ -158,7 +161,8 @@ def test_two_fresh_modules_are_one_network_by_the_initial_law() -> None:
         empty = lenet()
     assert from_torch(empty, shape, variances="initial") == first
     # The law is what the numbers themselves show where there are many.
-    measured = from_torch(lenet(), shape)
+    with pytest.warns(UserWarning, match="from_torch measured"):
+        measured = from_torch(lenet(), shape)
     assert measured.layers[5].weight_var == pytest.approx(1 / 3, rel=0.05)
 
 
@@ -174,6 +178,16 @@ def test_the_initial_law_is_taken_only_where_the_weights_are_from_it() -> None:
     assert net.layers[0].weight_var == pytest.approx(1 / 3)
 
 
+def test_few_numbers_are_told() -> None:
+    with pytest.warns(
+        UserWarning, match=r"bias_var of '0' \(6\), '3' \(16\), '6' \(10\) from fewer than 30 .* variances='initial'"
+    ):
+        from_torch(lenet(), (1, 28, 28))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        from_torch(lenet(), (1, 28, 28), bias_var=0.1)
+
+
 @pytest.mark.slow
 def test_fresh_modules_are_not_refused_by_chance() -> None:
     """2,000 layers of every width: at a level of 7e-6 in each, one refusal has a chance of about a hundredth."""
@@ -183,4 +197,6 @@ def test_fresh_modules_are_not_refused_by_chance() -> None:
         module = nn.Sequential(
             nn.Linear(width, 3 * width), nn.ReLU(), nn.Linear(3 * width, width), nn.Linear(width, 40)
         )
-        assert len(from_torch(module, (width,)).layers) == len(module)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert len(from_torch(module, (width,)).layers) == len(module)

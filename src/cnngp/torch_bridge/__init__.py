@@ -88,7 +88,7 @@ def explain(
 
 def sample_network(
     net: Network,
-    channels: int = 64,
+    channels: int | Sequence[int] | Mapping[str, int] = 64,
     input_shape: Sequence[int] = (1, 28, 28),
     seed: int | tuple[int, ...] = 0,
     *,
@@ -99,7 +99,8 @@ def sample_network(
     """A finite PyTorch module of a network, with random weights: as `channels` grows its output becomes the process.
 
     Weights are N(0, weight_var · s / channels in), biases N(0, bias_var). `channels` is the width of the first stage,
-    doubled where the network downsamples. Where a skip adds the input, its channels are repeated.
+    doubled where the network downsamples; or one number for each layer with weights but those that make the output; or
+    numbers by place, such as {"layers[2]": 32, "*": 64}. Where a skip adds the input, its channels are repeated.
     `seed=(s, i)` is network i of `sample_outputs(seed=s)`.
 
     >>> import torch
@@ -123,7 +124,7 @@ def sample_network(
 def sample_outputs(
     net: Network,
     X: Any,
-    channels: int = 64,
+    channels: int | Sequence[int] | Mapping[str, int] = 64,
     samples: int = 1000,
     seed: int = 0,
     *,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
@@ -37,14 +37,16 @@ from cnngp.network.walk import leaves
 from .drawing import Finite
 from .parts import Activation, Branches, Broadcast
 
+Channels = int | Sequence[int] | Mapping[str, int]
 Weighted = Conv | ConvTranspose | Dense
 
+_HOW = "give one number for each layer with weights except those that make the output"
 _PAD = {"zeros": "ZeroPad", "circular": "CircularPad", "reflect": "ReflectionPad", "replicate": "ReplicationPad"}
 _ACTIVATIONS = {ReLU(): nn.ReLU, GELU(): nn.GELU, Elementwise("tanh"): nn.Tanh, Elementwise("silu"): nn.SiLU}
 
 
 def build_finite(
-    net: Network, channels: int, input_shape: Sequence[int], outputs: int, dtype: Any, device: Any
+    net: Network, channels: Channels, input_shape: Sequence[int], outputs: int, dtype: Any, device: Any
 ) -> Finite:
     """The module with its weights not yet drawn, and the standard deviation of each."""
     layer = as_layer(net)
@@ -55,7 +57,9 @@ def build_finite(
         raise NetworkError(f"the network has {shape_text(root.after)} output locations; end it in Dense()")
     builder = _Builder(channels)
     with torch.device("meta"):  # torch's own initial weights would be drawn for nothing
-        parts, _ = builder.build(root, _Flow(c, 0, True), _count("outputs", outputs))
+        parts, _ = builder.build(root, _Flow(c, 0, True), _count("outputs", outputs), last=True)
+    if left := [*builder.by_order, *builder.by_place]:
+        raise NetworkError(f"channels: {left} belong to no layer; {_HOW}")
     module = parts[0] if len(parts) == 1 and isinstance(parts[0], nn.Sequential) else nn.Sequential(*parts)
     if root.after:
         module.append(nn.Flatten())
@@ -75,18 +79,27 @@ class _Flow:
 
 
 class _Builder:
-    """`channels`: the width of the first stage, doubled where the network downsamples."""
+    """`channels`: a width for all, widths in the order of the layers, or by place."""
 
-    def __init__(self, channels: int) -> None:
-        self.channels = _count("channels", channels)
+    def __init__(self, channels: Channels) -> None:
+        self.by_order: list[int] = []
+        self.by_place: dict[str, int] = {}
         self.stds: dict[Any, dict[str, float]] = {}
         """Of each module with weights, the standard deviation of its weights and of its biases."""
+        if isinstance(channels, Mapping):
+            self.by_place = {place: _count("channels", n) for place, n in channels.items()}
+        elif isinstance(channels, Sequence):
+            self.by_order = [_count("channels", n) for n in channels]
+        self.ordered = isinstance(channels, Sequence)
+        is_one = not isinstance(channels, Mapping | Sequence)
+        self.base = _count("channels", channels) if is_one else self.by_place.pop("*", 64)
 
-    def build(self, here: Placed, flow: _Flow, want: int | None) -> tuple[list[Any], _Flow]:
-        """Modules to run one after the other, and what leaves them. `want` is how many channels have to come out."""
+    def build(self, here: Placed, flow: _Flow, want: int | None, last: bool) -> tuple[list[Any], _Flow]:
+        """Modules to run one after the other, and what leaves them. `want` is how many channels have to come out,
+        `last` says that they are the network's outputs."""
         match here.layer:
             case Conv() | ConvTranspose() | Dense() as net:
-                return self._weighted(net, here, flow, want)
+                return self._weighted(net, here, flow, want, last)
             case LeakyReLU(slope):
                 return [nn.LeakyReLU(slope)], flow
             case Nonlinearity() as net:
@@ -106,17 +119,23 @@ class _Builder:
                 modules: list[Any] = []
                 final = max((i for i, inner in enumerate(here.children) if _has_weights(inner)), default=-1)
                 for i, inner in enumerate(here.children):
-                    some, flow = self.build(inner, flow, want if i == final else None)
+                    some, flow = self.build(inner, flow, want if i == final else None, last and i == final)
                     modules += some
                 return modules, flow
             case Sum():
-                return self._parallel(here, flow, want)
+                return self._parallel(here, flow, want, last)
             case _:
                 assert_never(here.layer)
 
-    def _weighted(self, layer: Weighted, here: Placed, flow: _Flow, want: int | None) -> tuple[list[Any], _Flow]:
+    def _weighted(
+        self, layer: Weighted, here: Placed, flow: _Flow, want: int | None, last: bool
+    ) -> tuple[list[Any], _Flow]:
         level = flow.level + _downsamples(here)
-        width = want or self.channels * 2 ** max(level, 0)
+        told = None if last else self._told(here.place)
+        if told is not None and want is not None and told != want:
+            asked = f"channels={told} is asked for, but the Sum it ends in has {want} channels"
+            raise NetworkError(asked, here.place)
+        width = want or told or self.base * 2 ** max(level, 0)
         parts, module = _layer(layer, here, flow.channels, width)
         module.cnngp_layer = layer
         # √(weight_var · s / channels in), so that a sum over the channels has the layer's variance
@@ -125,7 +144,14 @@ class _Builder:
             self.stds[module]["bias"] = math.sqrt(layer.bias_var)
         return parts, _Flow(width, level)
 
-    def _parallel(self, here: Placed, flow: _Flow, want: int | None) -> tuple[list[Any], _Flow]:
+    def _told(self, place: str) -> int | None:
+        if not self.ordered:
+            return self.by_place.pop(place, None)
+        if not self.by_order:
+            raise NetworkError(f"channels has no number left for it; {_HOW}", place or "the network")
+        return self.by_order.pop(0)
+
+    def _parallel(self, here: Placed, flow: _Flow, want: int | None, last: bool) -> tuple[list[Any], _Flow]:
         """Branches with weights first: they say how many channels the others have to have."""
         weighted = [_has_weights(branch) for branch in here.children]
         if want is None and not flow.is_input and not all(weighted):
@@ -133,7 +159,7 @@ class _Builder:
         done: dict[int, Any] = {}
         after = flow
         for i in sorted(range(len(weighted)), key=lambda i: not weighted[i]):
-            modules, passed = self.build(here.children[i], flow, want if weighted[i] else None)
+            modules, passed = self.build(here.children[i], flow, want if weighted[i] else None, last)
             if weighted[i]:
                 want = passed.channels
             elif want is not None and want != flow.channels:

@@ -87,19 +87,27 @@ class LimitReport:
         return "\n".join([*lines, f"{self.verdict}: {self.sentence}"])
 
     def plot(self, path: str | None = None) -> Any:
-        """Covariances at each width against the kernel: a matplotlib figure, written to `path` if one is given."""
-        figure = bare_figure(5, 4)
-        axes = figure.subplots()
+        """The picture of the table: a matplotlib figure, written to `path` if one is given."""
+        figure = bare_figure(9, 4)
+        left, right = figure.subplots(1, 2)
         upper = np.triu_indices(len(self.kernel))
         exact = self.kernel[upper]
         for w in self.widths:
             bars = {"fmt": "o", "ms": 3, "lw": 1, "label": f"{w.channels} channels ± 2 s.e."}
-            axes.errorbar(exact, w.covariance[upper], 2 * w.standard_error[upper], **bars)
+            left.errorbar(exact, w.covariance[upper], 2 * w.standard_error[upper], **bars)
         ends = [float(exact.min()), float(exact.max())]
-        axes.plot(ends, ends, color="black", lw=0.8)
-        axes.set(xlabel="kernel", ylabel="covariance of finite networks")
-        axes.set_title(f"{self.samples} networks a width: {self.verdict}")
-        axes.legend()
+        left.plot(ends, ends, color="black", lw=0.8)
+        left.set(xlabel="kernel", ylabel="covariance of finite networks")
+        left.legend()
+        channels = [w.channels for w in self.widths]
+        deviations, chances = zip(*map(self.deviation, self.widths), strict=True)
+        right.loglog(channels, deviations, "o-", label="deviation from the kernel")
+        right.loglog(channels, chances, "--", label="by chance alone")
+        right.set(xlabel="channels", ylabel="‖C − K‖ / ‖K‖", xticks=channels)
+        right.set_xticks([], minor=True)
+        right.set_xticklabels([str(c) for c in channels])
+        right.legend()
+        figure.suptitle(f"{self.samples} networks a width: {self.verdict}")
         if path is not None:
             figure.savefig(path, dpi=150)
         return figure
@@ -133,13 +141,15 @@ def check_limit(
     >>> check_limit(net, X, samples=300, network=wrong).verdict
     'differs'
     """
-    from . import from_torch, need_torch
+    from . import need_torch
 
     need_torch("check_limit")
     import torch
 
     from .drawing import outputs_of_many, seed_key, torch_device
     from .finite import build_finite
+    from .importing.importer import import_module
+    from .importing.weights import Variances
     from .widening import widen
 
     key, device = seed_key(seed), torch_device(device)
@@ -149,20 +159,27 @@ def check_limit(
     if samples < 20 or outputs < 1:
         raise DataError(f"samples={samples}, outputs={outputs}: expected at least 20 samples and one output")
     images = as_images(to_numpy(X), np.dtype(np.float64))
-    is_module = not isinstance(model, Network)
-    net = network or (from_torch(model, images.shape[1:]) if is_module else model)
+    if isinstance(model, Network):
+        net: Network = network or model
+    else:
+        # The finite networks get the variances that were measured, from however few numbers.
+        net = network or import_module(model, images.shape[1:], Variances(), warn=False)
     K = np.asarray(Kernel(net, device="cpu", dtype="float64")(images, progress=False))  # refuses before the long work
-    like = next(model.parameters()) if is_module else torch.empty((), device=device)
-    x = torch.as_tensor(images, dtype=like.dtype, device=like.device)
-    found = []
-    for w in widths:  # networks of different widths are independent of one another
-        if is_module:
-            finite = widen(model, tuple(x.shape[1:]), w, outputs)
-        else:
-            finite = build_finite(model, w, x.shape[1:], outputs, x.dtype, device)
-        F = outputs_of_many(finite, x, samples, (*key, w), progress=progress).numpy()
-        found.append(_width(w, np.asarray(F, np.float64), K))
-    return _report(K, found, samples, outputs)
+    if isinstance(model, Network):
+        x = torch.as_tensor(images, dtype=torch.float32, device=device)
+        finite = [build_finite(model, w, x.shape[1:], outputs, x.dtype, device) for w in widths]
+    else:
+        first = next(model.parameters())
+        x = torch.as_tensor(images, dtype=first.dtype, device=first.device)
+        finite = [widen(model, tuple(x.shape[1:]), w, outputs) for w in widths]
+    # Networks of different widths are independent of one another.
+    draws = [
+        outputs_of_many(f, x, samples, (*key, w), progress=progress).numpy()
+        for f, w in zip(finite, widths, strict=True)
+    ]
+    return _report(
+        K, [_width(w, np.asarray(F, np.float64), K) for w, F in zip(widths, draws, strict=True)], samples, outputs
+    )
 
 
 def _width(channels: int, F: Array, K: Array) -> Width:

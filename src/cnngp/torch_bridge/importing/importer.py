@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -85,13 +86,15 @@ def explain_module(
 
 
 def import_module(
-    module: Any, input_shape: Sequence[int], variances: Variances, allow_non_gaussian: bool = False
+    module: Any, input_shape: Sequence[int], variances: Variances, allow_non_gaussian: bool = False, warn: bool = True
 ) -> Network:
     """See `cnngp.from_torch`."""
     explained = explain_module(module, input_shape, variances, allow_non_gaussian)
     if explained.network is None:
         raise Refused(explained.problem)
     variances.check_all_used()
+    if warn and variances.warning():
+        warnings.warn(variances.warning(), UserWarning, stacklevel=3)
     return explained.network
 
 

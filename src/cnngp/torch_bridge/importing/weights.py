@@ -21,6 +21,8 @@ from .fold import Refused
 Given = float | Mapping[str, float] | None
 SOURCES = ("measured", "initial", "drawn")
 
+FEW = 30
+"""With fewer numbers a measured variance is a guess: its relative standard error is about 1/√n and more."""
 _SURE = 5.0
 """√n·|mean|/RMS of n independent symmetric numbers is larger than this with probability at most 2·exp(−5²/2)."""
 _MATTERS = 0.01
@@ -38,6 +40,8 @@ class Variances:
         self.source = source
         self.given = {"weight": weight_var, "bias": bias_var}
         self.seen: set[str] = set()
+        self.few: dict[str, dict[str, int]] = {"weight": {}, "bias": {}}
+        """Of each layer whose variance was measured from few numbers, how many."""
 
     def of(self, name: str, module: Any, fan_in: int) -> tuple[float, float, FanIn]:
         """(weight_var, bias_var, fan_in convention) of the layer `name`."""
@@ -80,6 +84,8 @@ class Variances:
                 f"its {words} {told}, and the limit is of independent {words} about zero; initialise it "
                 f"otherwise, or give the variance that they are to have, {which}_var={{{name!r}: …}}"
             )
+        if square > 0.0 and len(values) < FEW:
+            self.few[which][name] = len(values)
         return square
 
     def check_all_used(self) -> None:
@@ -91,6 +97,21 @@ class Variances:
                     f"{which}_var names {', '.join(map(repr, unknown))}, but the layers with weights are "
                     f"{', '.join(map(repr, sorted(self.seen)))}"
                 )
+
+    def warning(self) -> str:
+        """What to say of variances that were measured from few numbers, or ""."""
+        told = [
+            f"{which}_var of {', '.join(f'{name!r} ({n})' for name, n in names.items())}"
+            for which, names in self.few.items()
+            if names
+        ]
+        if not told:
+            return ""
+        return (
+            f"from_torch measured {' and '.join(told)} from fewer than {FEW} numbers (how many in brackets), so two "
+            "fresh modules of this class are two kernels; variances='initial' takes the law of PyTorch's own "
+            "initialisation, weight_var= and bias_var= take what you say"
+        )
 
 
 def _not_drawn(values: Any, rms: float, terms: int) -> str:
@@ -117,12 +138,16 @@ def plain_weights(module: Any) -> dict[str, Any]:
 
 
 def _is_uniform(tensor: Any, bound: float) -> bool:
-    """Whether the numbers can be draws from the uniform law on ±bound, by the largest and by their mean square."""
-    share = tensor.detach().double().flatten() / bound
-    if bool((share == share[0]).all()) and (len(share) > 1 or float(share[0]) == 0.0):
+    """Whether the numbers can be draws from the uniform law on ±bound, by a test of Kolmogorov and Smirnov."""
+    from scipy import stats
+
+    values = tensor.detach().double().flatten().cpu()
+    if bool((values == values[0]).all()) and (len(values) > 1 or float(values[0]) == 0.0):
         return False
-    near = abs(float(share.square().mean()) - 1 / 3) < _SURE * math.sqrt(4 / 45 / len(share))
-    return near and float(share.abs().max()) <= 1.001  # half precision rounds
+    some = values[:: max(1, len(values) // 10_000)] / bound
+    if float(values.abs().max()) > bound * 1.001:  # half precision rounds
+        return False
+    return bool(stats.kstest(some.numpy(), "uniform", args=(-1.0, 2.0)).pvalue > 1e-6)
 
 
 class Owners:
