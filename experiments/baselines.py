@@ -111,6 +111,7 @@ def dense_pieces(setting: Setting, plan: BaselinesPlan, images: SplitImages) -> 
         f"baselines-{images.name}-dense-choice",
         choose,
         depends={"candidates": candidates, "chosen_on": n, **images.facts},
+        seconds=_choice_seconds(setting, plan, images),
     )
     best = plan.dense[int(np.argmin(chosen["validation_errors"]))]
     depth, weight_var, bias_var, nonlinearity = best
@@ -120,6 +121,11 @@ def dense_pieces(setting: Setting, plan: BaselinesPlan, images: SplitImages) -> 
     )
     case = table1.Case("dense-nngp", "Dense NNGP", _dense(best), test=1.21, note=note)
     return case, table1.case_piece(setting, case, images) | {"choice": chosen}
+
+
+def _choice_seconds(setting: Setting, plan: BaselinesPlan, images: SplitImages) -> float:
+    n = min(plan.chosen_on, images.train)
+    return 20.0 + len(plan.dense) * (3.0 if setting.actual_device == "cuda" else 3.0 + 1e-6 * n * n)
 
 
 def _dense(candidate: tuple[int, float, float, str]) -> Network:
@@ -137,7 +143,8 @@ def rbf_piece(setting: Setting, plan: BaselinesPlan, images: SplitImages) -> dic
         return {"lengthscale": lengthscale} | network_errors(setting, kernel, images, f"{images.name}-rbf")
 
     depends = {"kernel": "rbf", "lengthscale_on": plan.lengthscale_on, **images.facts}
-    return setting.piece(f"baselines-{images.name}-rbf", compute, depends=depends)
+    seconds = _rbf_seconds(setting, images)
+    return setting.piece(f"baselines-{images.name}-rbf", compute, depends=depends, seconds=seconds)
 
 
 def rbf(setting: Setting, lengthscale: float, shape: Sequence[int], check: bool = True) -> Kernel:
@@ -167,6 +174,10 @@ def most_likely_lengthscale(setting: Setting, X: NDArray[np.float32], y: NDArray
     with warnings.catch_warnings():
         warnings.simplefilter("error", JitterWarning)
         return scale * math.exp(minimised(loss, -3.0, 1.0, tolerance=0.01).at)
+
+
+def _rbf_seconds(setting: Setting, images: SplitImages) -> float:
+    return 60.0 if setting.actual_device == "cuda" else 20.0 + 1e-10 * len(images.X) ** 3
 
 
 if __name__ == "__main__":

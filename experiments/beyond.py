@@ -118,10 +118,13 @@ def choice_piece(
     def compute() -> dict[str, Any]:
         return {"images": n, "networks": {name: _left_out(setting, net, X, y) for name, net in networks.items()}}
 
+    shape = images.X.shape[1:]
+    work = sum(net.shapes(shape).elements for net in networks.values()) * n * n / 2
     return setting.piece(
         f"beyond-{images.name}-choice",
         compute,
         depends={"networks": [net.fingerprint for net in networks.values()], "chosen_on": n, **images.facts},
+        seconds=5.0 * len(networks) + work / _SPEED[setting.actual_device],
     )
 
 
@@ -135,7 +138,7 @@ def best_piece(setting: Setting, name: str, network: Network, images: SplitImage
         return {"name": name} | network_errors(setting, kernel, images, label, keep=seconds > LONG)
 
     depends = {"network": network.fingerprint, **images.facts}
-    return setting.piece(f"beyond-{images.name}-best", compute, depends=depends)
+    return setting.piece(f"beyond-{images.name}-best", compute, depends=depends, seconds=60.0 + seconds)
 
 
 def kernel_seconds(setting: Setting, network: Network, images: SplitImages) -> float:

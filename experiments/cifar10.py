@@ -79,7 +79,7 @@ def run(setting: Setting, plan: CifarPlan | None = None, data: Dataset | None = 
             K, K_test = _matrices(kernel, X, X_test, None if folder is None else folder / kind)
             return _errors(kernel, K, K_test, y, y_test)
 
-        values = setting.piece(f"{data.name}-{kind}", compute, depends=depends)
+        values = setting.piece(f"{data.name}-{kind}", compute, depends=depends, seconds=seconds)
         details[kind] = values
         name = _NAMES[kind].format(plan.depth)
         published = PUBLISHED.get(kind) if whole else None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cnngp.common import memory
+from cnngp.common.progress import duration
 from cnngp.datasets.dataset import Dataset
 from cnngp.network import zoo
 from cnngp.paper import table1
@@ -76,7 +77,8 @@ def _tell_plan(setting: Setting, cases: Sequence[table1.Case], images: SplitImag
     """Pairs, time and memory, before anything is computed; memory that is not there is refused now."""
     n = len(images.X)
     need = 12 * n * n  # the matrix in float32, and a copy in float64 that becomes the factor
-    setting.say("plan", f"{images.pairs:,} pairs for each of {len(cases)} networks; {need / 1e9:.1f} GB of memory")
+    times = ", ".join(f"{case.label} {duration(table1.estimate(setting, case.network, images))}" for case in cases)
+    setting.say("plan", f"{images.pairs:,} pairs for each network, about: {times}; {need / 1e9:.1f} GB of memory")
     memory.require(need, f"an exact fit of {n:,} images", setting.actual_device)
 
 

@@ -74,6 +74,9 @@ QUICK = RivalsPlan(
     chosen_on=100,
 )
 
+# About what a row takes at full size on one H200, and quick on two cores, in seconds.
+_SECONDS = {"cuda": 70.0, "cpu": 60.0}
+
 
 def run(setting: Setting, plan: RivalsPlan | None = None, data: Dataset | None = None) -> Results:
     """All rows; `data` needs a validation part and is MNIST unless given."""
@@ -120,6 +123,7 @@ def _trained_rows(setting: Setting, plan: RivalsPlan, images: SplitImages) -> li
             f"rivals-{images.name}-{label.replace('_', '-')}",
             lambda label=label, how=how, name=name: _train(setting, plan, images, label, how, name),  # type: ignore[misc]
             depends=depends,
+            seconds=_SECONDS[setting.actual_device],
         )
         found.append((name, published, note, values))
     return found
@@ -165,7 +169,7 @@ def _convolutional_rows(setting: Setting, plan: RivalsPlan, data: Dataset) -> li
             values = exact(setting, terms_of(among, choice["best"]), images, "loo")
             return values | {"choice": choice, "parameters": 3}
 
-        values = setting.piece(label, compute, depends=depends)
+        values = setting.piece(label, compute, depends=depends, seconds=_SECONDS[setting.actual_device])
         best = values["choice"]["best"]
         which = "all pairs of patches" if among.pool == "global" else f"patches within {among.pool} places"
         note = (

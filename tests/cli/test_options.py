@@ -70,6 +70,7 @@ def test_options_are_checked_before_anything_is_read(words: str, message: str, t
     [
         ("predict a b --coverage 90", "Invalid value for '--coverage': 90.0 is not in the range 0.0<x<1.0"),
         ("view a --port 99999", "Invalid value for '--port': 99999 is not in the range 0<=x<=65535"),
+        ("reproduce table1 --budget x", "Invalid value for '--budget': x: expected a positive number of seconds"),
         ("gram --preparation loo --store K", "Invalid value for '--preparation': 'loo' is not one of "),
     ],
 )

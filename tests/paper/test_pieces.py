@@ -16,7 +16,7 @@ import pytest
 
 import cnngp
 from cnngp.paper import setting
-from cnngp.paper.setting import Setting, digest
+from cnngp.paper.setting import OutOfTime, Setting, digest
 
 
 class Counted:
@@ -88,6 +88,24 @@ def test_a_damaged_piece_is_computed_again(tmp_path: Path, damage: Callable[[Pat
     again = Setting(tmp_path, device="cpu").piece("p", compute, depends={})
     assert (again["x"], again["a"].tolist()) == (1, list(range(40)))
     assert compute.calls == 2
+
+
+def test_a_budget_stops_between_pieces_and_every_run_gets_on(tmp_path: Path) -> None:
+    """Pieces that each claim more than the budget: a run does the first that is missing, and no other."""
+    counted = {name: Counted({"x": 1}) for name in "abc"}
+
+    def attempt() -> None:
+        s = Setting(tmp_path, device="cpu", budget=50.0)
+        for name, compute in counted.items():
+            s.piece(name, compute, depends={}, seconds=100.0)
+
+    for done in (1, 2):
+        with pytest.raises(OutOfTime, match="run again to continue"):
+            attempt()
+        assert sum(c.calls for c in counted.values()) == done
+    attempt()
+    attempt()
+    assert [c.calls for c in counted.values()] == [1, 1, 1]
 
 
 KILLED = """

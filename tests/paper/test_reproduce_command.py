@@ -48,18 +48,19 @@ def test_the_command_says_its_plan_and_where_it_is_and_writes_numbers_figures_an
             assert shown in text
             assert shown in output.err
     last = json.loads(output.out)
+    assert last["finished"]
     assert [r["ours"] for r in last["rows"]] == [r["ours"] for r in doc["rows"]]
     lines = output.err.splitlines()
-    assert lines[1] == f"{'plan':<22} 2 pieces"
+    assert lines[1].startswith(f"{'plan':<22} 2 pieces; the whole up to about ")
     told = [line.split(maxsplit=1)[1].split(": ") for line in lines if line.startswith("piece")]
     pieces = [f"{i} of 2, table1-digits-{p}" for i, p in enumerate(("cnn", "dense"), 1)]
     assert [name for name, _ in told] == [pieces[0], pieces[0], pieces[1], pieces[1]]
-    assert all(text.startswith(("begun", "done in ")[k % 2]) for k, (_, text) in enumerate(told))
+    assert all(text.startswith(("up to about ", "done in ")[k % 2]) for k, (_, text) in enumerate(told))
     assert "In brackets: published values, of the full experiment; larger errors are no failure" in output.err
     (tmp_path / "out" / "pieces" / "table1-digits-dense.piece").unlink()
     assert run(arguments) == 0
     again = capsys.readouterr().err
-    assert "2 pieces, 1 of them from an earlier run" in again
+    assert "2 pieces, 1 of them from an earlier run; the others up to about 10.0 s" in again
     assert again.count("kept from an earlier run") == 1
 
 
@@ -84,6 +85,20 @@ def test_interrupted_the_command_says_how_to_go_on(
 
 
 @pytest.mark.usefixtures("small")
+def test_the_command_stops_at_its_budget_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every estimate is above a second, so each run computes one piece."""
+    arguments = ["reproduce", "table1", "--quick", "--device", "cpu", "--out", str(tmp_path), "--budget", "1", "--json"]
+    codes = []
+    while not codes or (codes[-1] == 75 and len(codes) < 9):
+        codes.append(run(arguments))
+        printed = capsys.readouterr()
+        assert ("run again to continue" in printed.err) == (codes[-1] == 75)
+        assert json.loads(printed.out.splitlines()[-1])["finished"] == (codes[-1] == 0)
+        assert (tmp_path / "table1.json").exists() == (codes[-1] == 0)
+    assert codes == [75, 0]
+
+
+@pytest.mark.usefixtures("small")
 def test_without_matplotlib_the_numbers_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,6 +116,8 @@ def test_without_matplotlib_the_numbers_are_written(
     ("options", "message", "code"),
     [
         (["table1", "--device", "tpu"], "'tpu' is not one of 'auto', 'cpu', 'cuda'", 2),
+        (["table1", "--budget", "-1"], "expected a positive number of seconds", 2),
+        (["table1", "--budget", "nan"], "expected a positive number of seconds", 2),
         (["table9"], "table9", 2),
         (["table1", "--out", "/dev/null/here"], "/dev/null", 1),
         (["table1", "--scheduler", "nowhere"], "nowhere", 1),

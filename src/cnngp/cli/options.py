@@ -197,6 +197,9 @@ OPTIONS = (
     Option("kind", _KERNELS, _one_of("nngp", "ntk"), "nngp").says("The kernel, or the tangent kernel."),
     Option("processes", "search", _NUMBER, 1).says("Number of processes on this machine."),
     Option("scheduler", f"gram search {_PAPER}", _ADDRESS).says("A Dask cluster, such as tcp://host:8786."),
+    Option("budget", _PAPER, Kind("SECONDS", _number(1e-9), "a positive number of seconds")).says(
+        "Start no new piece after so many seconds."
+    ),
     # Files
     Option("store", _FITS, _STORE).says("Keep the kernels in this folder or fsspec URL, and continue from there."),
     Option("store", "gram", _STORE).says("Where the matrix goes: a folder or an fsspec URL."),

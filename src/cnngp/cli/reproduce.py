@@ -7,13 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import click
+
 from cnngp.common.tables import aligned
 
 from .inputs import check_writable
 from .options import Asked
 from .output import last_line, say, tell, warnings_as_lines
 
-_SETTING = ("quick", "device", "data", "scheduler", "seed", "threads")
+_SETTING = ("quick", "device", "data", "scheduler", "budget", "seed", "threads")
+AGAIN = 75
+"""The exit code of a run that its budget ended: run again to go on (EX_TEMPFAIL of sysexits.h)."""
 
 
 def reproduce(asked: Asked) -> None:
@@ -33,7 +37,7 @@ def run_experiments(
     """
     from cnngp.paper.results import PAGE
     from cnngp.paper.results import reproduce as run_experiment
-    from cnngp.paper.setting import Setting
+    from cnngp.paper.setting import OutOfTime, Setting
 
     folder = asked.out or Path("out") / ("reproduce-quick" if asked.quick else "reproduce")
     check_writable("--out", folder)
@@ -66,8 +70,12 @@ def run_experiments(
             f"interrupted; the finished pieces are kept in {folder / 'pieces'}: run the same command again and it goes "
             "on from there"
         ) from None
+    except OutOfTime as error:
+        click.echo(f"stopped: {error}", err=True)
+        last_line(report | {"finished": False, "rows": rows})
+        raise click.exceptions.Exit(AGAIN) from None
     say("page", str(folder / PAGE))
-    last_line(report | {"page": str(folder / PAGE), "rows": rows})
+    last_line(report | {"finished": True, "page": str(folder / PAGE), "rows": rows})
 
 
 def _command(words: Sequence[str], setting: Any) -> str:

@@ -58,10 +58,11 @@ def run(setting: Setting, plan: Figure2Plan | None = None, X: NDArray[np.float32
     network = zoo.resnet(plan.depth)
     K = np.asarray(Kernel(network, "cpu", "float64", setting.threads)(X, progress=False))
     depends = {"network": network.fingerprint, "images": digest(X), "networks": plan.networks}
-    setting.expect("figure2-floor", *(f"figure2-width-{w}" for w in plan.widths))
+    seconds = {"floor": 30.0} | {f"width-{w}": _estimate(setting, plan, len(X), w) for w in plan.widths}
+    setting.expect({f"figure2-{name}": expected for name, expected in seconds.items()})
 
     def piece(name: str, compute: Any, **facts: Any) -> dict[str, Any]:
-        return setting.piece(f"figure2-{name}", compute, depends=depends | facts)
+        return setting.piece(f"figure2-{name}", compute, depends=depends | facts, seconds=seconds[name])
 
     floor = piece("floor", lambda: _floor(K, plan, setting.seed), floors=plan.floors)
     outputs: dict[int, Array] = {}
@@ -138,6 +139,12 @@ def _outputs(setting: Setting, plan: Figure2Plan, X: NDArray[np.float32], width:
 
 def _seed(seed: int, width: int) -> int:
     return int(np.random.SeedSequence((seed, width)).generate_state(1, np.uint32)[0])
+
+
+def _estimate(setting: Setting, plan: Figure2Plan, images: int, width: int) -> float:
+    """Seconds: a network's cost grows with C² once its layers are wide; measured on `resnet(32)`."""
+    each, wide = (2e-5, 2e-8) if setting.actual_device == "cuda" else (3e-4, 3e-6)
+    return 15.0 + plan.networks * images * plan.depth / 32 * (each + wide * width**2)
 
 
 def draw(results: Results, folder: Path) -> list[Path]:

@@ -112,7 +112,10 @@ def shown(value: float | None, unit: str) -> str:
 
 
 def reproduce(module: str, setting: Setting, command: str) -> Document:
-    """Run the experiment of a module and write NAME.json (docs/reproduce.md has its form), its figures and the page."""
+    """Run the experiment of a module and write NAME.json (docs/reproduce.md has its form), its figures and the page.
+
+    Raises `OutOfTime` where the budget ends before.
+    """
     experiment: Any = importlib.import_module(module)
     name = module.rpartition(".")[2]
     first = len(setting.done)

@@ -29,9 +29,14 @@ from cnngp.common import devices, files
 from cnngp.common.arrays import namespace
 from cnngp.common.devices import ActualDevice, Device
 from cnngp.common.errors import DatasetError, ModelFileError
+from cnngp.common.progress import duration
 from cnngp.datasets.dataset import Dataset
 from cnngp.datasets.sets import Split, load
 from cnngp.gp.linalg import Array
+
+
+class OutOfTime(RuntimeError):
+    """The next piece would not be done within the budget; what is done is kept."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,7 @@ class Setting:
     """What every experiment is given.
 
     `data` is the folder above `mnist/`, None for `$CNNGP_DATA` and the cache; `scheduler` the address of a Dask cluster
-    that computes the kernels.
+    that computes the kernels; `budget` the seconds after which no further piece is begun.
     """
 
     out: Path
@@ -60,11 +65,13 @@ class Setting:
     seed: int = 0
     data: Path | None = None
     scheduler: str | None = None
+    budget: float | None = None
     say: Callable[[str, str], None] = field(default=lambda name, text: None, compare=False)
     """Told the name of each piece and what became of it."""
     done: list[Done] = field(default_factory=list, compare=False)
     """The pieces that this run used so far, in order."""
     _planned: list[str] = field(default_factory=list, compare=False, repr=False)
+    _began: float = field(default_factory=time.monotonic, compare=False, repr=False)
 
     @property
     def actual_device(self) -> ActualDevice:
@@ -78,20 +85,27 @@ class Setting:
             raise DatasetError(f"--data {self.data}: no such folder; expected the folder that holds {name}/")
         return load(name, split=split, data=self.data)
 
-    def expect(self, *pieces: str) -> None:
-        """Say how many pieces an experiment has, by their names; from now on each is told with its number."""
+    def expect(self, pieces: Mapping[str, float]) -> None:
+        """Say how many pieces an experiment has and about how long they take, by the name and the seconds of each; from
+        now on each is told with its number."""
         self._planned[:] = pieces
-        kept = sum(self._file(name).exists() for name in pieces)
-        self.say("plan", f"{len(pieces)} pieces" + (f", {kept} of them from an earlier run" if kept else ""))
+        missing = [seconds for name, seconds in pieces.items() if not self._file(name).exists()]
+        kept = len(pieces) - len(missing)
+        said = f"{len(pieces)} pieces" + (f", {kept} of them from an earlier run" if kept else "")
+        if missing:
+            said += f"; the {'others' if kept else 'whole'} up to about {duration(sum(missing))}"
+        self.say("plan", said)
 
     def piece(
-        self, name: str, compute: Callable[[], Mapping[str, Any]], *, depends: Mapping[str, Any]
+        self, name: str, compute: Callable[[], Mapping[str, Any]], *, depends: Mapping[str, Any], seconds: float = 0.0
     ) -> dict[str, Any]:
         """The values of a piece: read where they are kept, else computed and kept, with the `seconds` that it took, the
         `hardware` and the `software`.
 
         `compute` returns JSON values and NumPy arrays. `depends` is all that they depend on beside what every piece
         does (device, seed, quick, version), as JSON values: sizes, `network.fingerprint`, `digest(images)`.
+        `seconds` is about what it takes; where the budget does not leave that, `OutOfTime` is raised. The first piece
+        of a run is always begun, so that every run gets on.
         """
         if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
             raise ValueError(f"piece {name!r}: expected small letters, digits, dots and dashes")
@@ -103,8 +117,9 @@ class Setting:
         kept = self._kept(name, fingerprint)
         reused = kept is not None
         if kept is None:
+            self._check_time(name, seconds)
             if planned:
-                self.say(numbered, "begun …")
+                self.say(numbered, f"up to about {duration(seconds)} …")
             begun = time.perf_counter()
             kept = dict(compute())
             workers = "" if self.scheduler is None else ", and the workers of a Dask cluster for the kernels"
@@ -128,6 +143,16 @@ class Setting:
         except ModelFileError:
             return None
         return header["values"] | arrays if header["fingerprint"] == fingerprint else None
+
+    def _check_time(self, name: str, seconds: float) -> None:
+        if self.budget is None or all(piece.reused for piece in self.done):
+            return
+        left = max(self.budget - (time.monotonic() - self._began), 0.0)
+        if seconds > left:
+            raise OutOfTime(
+                f"{name} takes about {seconds:.0f} s and the budget leaves {left:.0f} s; what is done is kept, run "
+                "again to continue"
+            )
 
     def _file(self, name: str) -> Path:
         return self.out / "pieces" / f"{name}.piece"

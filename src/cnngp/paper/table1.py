@@ -120,7 +120,7 @@ def run(setting: Setting, plan: Table1Plan | None = None, data: Dataset | None =
     plan = plan or (QUICK if setting.quick else FULL)
     cases = plan.cases or paper_cases()
     images = SplitImages.of(data or setting.dataset("mnist", "paper"), plan.train, plan.validation, plan.test)
-    setting.expect(*(piece_name(case, images) for case in cases))
+    setting.expect(expected(setting, cases, images))
     rows: list[Row] = []
     networks: dict[str, Any] = {}
     for case in cases:
@@ -135,7 +135,20 @@ def run(setting: Setting, plan: Table1Plan | None = None, data: Dataset | None =
     return Results(rows=rows, details=details, captions={"table1": caption})
 
 
-def piece_name(case: Case, images: SplitImages) -> str:
+def expected(setting: Setting, cases: Sequence[Case], images: SplitImages) -> dict[str, float]:
+    """About how many seconds each network's piece takes."""
+    return {_piece(case, images): estimate(setting, case.network, images) for case in cases}
+
+
+def estimate(setting: Setting, network: Network, images: SplitImages) -> float:
+    """About how many seconds a network's kernels and fits take: at half of what one H200, and two cores of an AMD EPYC,
+    were measured to do."""
+    on_card = setting.actual_device == "cuda"
+    kernels = images.pairs * network.shapes(images.X.shape[1:]).cost / (1.2e13 if on_card else 4.5e10)
+    return 10.0 + kernels + (1.5e-13 if on_card else 3e-11) * len(images.X) ** 3
+
+
+def _piece(case: Case, images: SplitImages) -> str:
     return f"table1-{images.name}-{case.label}"
 
 
@@ -147,7 +160,8 @@ def case_piece(setting: Setting, case: Case, images: SplitImages) -> dict[str, A
         return network_errors(setting, kernel, images, f"{images.name}-{case.label}")
 
     depends = {"network": case.network.fingerprint, **images.facts}
-    return setting.piece(piece_name(case, images), compute, depends=depends)
+    seconds = estimate(setting, case.network, images)
+    return setting.piece(_piece(case, images), compute, depends=depends, seconds=seconds)
 
 
 def heading(images: SplitImages) -> str:
