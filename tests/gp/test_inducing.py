@@ -122,6 +122,32 @@ def test_discounts_survive_files_and_additions(monkeypatch: pytest.MonkeyPatch) 
             np.testing.assert_allclose(ours, theirs[:40], atol=1e-8)
 
 
+@pytest.mark.parametrize("discount", [0.0, 8.0])
+def test_points_that_are_added_again_are_left_out_with_their_copies(discount: float, monkeypatch: Any) -> None:
+    monkeypatch.setattr("cnngp.gp.inducing._PANEL", 4)
+    options: dict[str, Any] = {"noise": NOISE, "amplitude": AMPLITUDE, "discounts": (discount,)}
+    rows = np.r_[np.arange(40), 3, 8, 3, 41, 42, 8]
+    T = np.r_[Y[:40], RNG.normal(size=(6, 2))]
+    parts = [(slice(a, b), rbf(X[rows[a:b]], X[M]), T[a:b], np.ones(b - a)) for a, b in ((0, 40), (40, 43), (43, 46))]
+    own = np.where(np.isin(rows, M), np.searchsorted(M, rows), -1)
+    gp = InducingGP(rbf(X[M], X[M]), parts[:1], np.arange(40), own=own[:40], **options)
+    gp.add(parts[1:])
+    mean, variance = gp.leave_one_out().moments
+    others = {i: np.flatnonzero(rows != rows[i]) for i in (3, 5, 8)}  # 8 is an inducing point
+    for i, rest in others.items():
+        left = np.setdiff1d(M, rows[i])
+        L = np.linalg.cholesky(rbf(X[left], X[left]))
+        Phi, new = (np.linalg.solve(L, rbf(X[left], X[at])) for at in (rows[rest], rows[i : i + 1]))
+        known = (np.linalg.solve(np.linalg.cholesky(rbf(X[M], X[M])), rbf(X[M], X[rows[rest]])) ** 2).sum(0)
+        omega = 1.0 / (1.0 + discount * (1.0 - known))
+        A = (Phi * omega) @ Phi.T + NOISE * np.eye(len(left))
+        np.testing.assert_allclose(mean[i], (new.T @ np.linalg.solve(A, (Phi * omega) @ T[rest]))[0], atol=1e-7)
+        spread = 1.0 - (new**2).sum() + NOISE * (1.0 + (new * np.linalg.solve(A, new)).sum())
+        assert variance[i] == pytest.approx(AMPLITUDE * spread, rel=1e-6)
+    again = InducingGP.restored(*gp.state("float64"), np).leave_one_out()
+    np.testing.assert_allclose(again.mean, mean, rtol=1e-9)
+
+
 def test_noise_that_rounding_swallows_is_named() -> None:
     with pytest.raises(MatrixError, match=r"noise=1e-300 is lost in float64 here; use .* or more"):
         model(np.arange(5), noise=1e-300)

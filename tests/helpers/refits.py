@@ -1,6 +1,6 @@
 """Random small problems of inference, and an oracle that solves the equations of a Gaussian process and nothing else.
 
-Points stand alone or in groups, and some are equal; they have noise of their own or not, and one or several
+Points stand alone, in groups, or in groups that share images; they have noise of their own or not, and one or several
 outputs.
 """
 
@@ -18,18 +18,18 @@ M = 4  # new points
 class Problem:
     def __init__(self, seed: int, agree: bool = False) -> None:
         rng = self.rng = np.random.default_rng(seed)
-        self.kind = ("alone", "groups", "repeated points")[seed % 3]
+        self.kind = ("alone", "groups", "shared images")[seed % 3]
         n = self.n = int(rng.integers(9, 20))
         self.group = np.arange(n) if self.kind == "alone" else np.r_[np.arange(7), rng.integers(7, size=n - 7)]
-        image = np.arange(n)
-        if self.kind == "repeated points":
-            image[rng.permutation(n)[: rng.integers(2, 7)]] = 3
+        self.image = np.arange(n)
+        if self.kind == "shared images":
+            self.image[rng.permutation(n)[: rng.integers(2, 7)]] = 3
         points = rng.standard_normal((n + M, 2))
         near = rng.choice([0.0, 1e-4, 0.3, 1.0])
         points[:n] = points[self.group] + near * rng.standard_normal((n, 2)) if seed % 2 else points[:n]
-        points[:n] = points[image]
+        points[:n] = points[self.image]
         size = np.exp(0.3 * rng.standard_normal(n + M))  # k(x, x) differs from point to point
-        size[:n] = size[image]
+        size[:n] = size[self.image]
         self.K = np.exp(-0.4 * ((points[:, None] - points) ** 2).sum(-1)) * size[:, None] * size
         self.noise = float(rng.choice([0.02, 0.1, 0.5]))
         self.own = rng.choice([0.0, 0.2], n) * (seed % 4 > 1)
@@ -39,7 +39,7 @@ class Problem:
 
     @property
     def groups(self) -> Any:
-        return None if self.kind == "alone" else self.group
+        return {"alone": None, "groups": self.group}.get(self.kind, np.stack([self.group, self.image], 1))
 
     @property
     def new(self) -> tuple[Any, Any, Any]:
@@ -65,11 +65,11 @@ class Problem:
         """
         Y = self.Y if Y is None else Y
         rows = np.arange(self.n) if x is None else np.r_[np.arange(self.n), self.n + x]
-        group = np.r_[self.group, [1000] * (x is not None)]
+        group, image = (np.r_[a, [1000] * (x is not None)] for a in (self.group, self.image))
         own, noise = np.r_[self.own, np.zeros(len(rows) - self.n)], self.noise if noise is None else noise
         means, variances, jointly = np.empty_like(Y), np.empty(len(rows)), 0.0
         for i in range(len(rows)):
-            out = group == group[i]
+            out = (group == group[i]) | ((image == image[i]) & (self.kind == "shared images"))
             mean, covariance = self.predicted(rows[out], rows[~out], Y[~out], noise)
             S, d, at = covariance + np.diag(own[out] + noise), Y[out] - mean, int(out[:i].sum())
             means[i], variances[i] = mean[at], S[at, at]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from cnngp.common.arrays import to_numpy
 from cnngp.datasets.preparation import as_preparation
 from cnngp.gp.exact import ExactGP
+from cnngp.gp.leave_one_out import names_of
 from cnngp.gp.noise import chosen_noise
 from cnngp.kernel.engines.base import RangeError
 from cnngp.network.layers import NetworkError
@@ -117,8 +118,8 @@ class Tried:
 def clear(gain: Floats, groups: Codes = None) -> bool:
     """Whether images gain so much on average, beyond what may be chance; all of a group may gain by one chance."""
     apart = gain - gain.mean()
-    if groups is not None:
-        apart = np.bincount(np.unique(groups, axis=0, return_inverse=True)[1], apart)
+    if (names := names_of(groups)) is not None:
+        apart = np.bincount(np.unique(names, return_inverse=True)[1], apart)
     error = math.sqrt(float((apart**2).sum())) / len(gain)
     return bool(gain.mean() > max(WORTH, STANDARD_ERRORS * error))
 

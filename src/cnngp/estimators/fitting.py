@@ -16,6 +16,7 @@ from cnngp.common.devices import ActualDevice, array_module, output_on
 from cnngp.common.progress import progress_bar
 from cnngp.gp.checks import as_matrix, float64_buffer
 from cnngp.gp.exact import ExactGP, Noise
+from cnngp.gp.leave_one_out import names_of
 from cnngp.gp.noise import searched_points
 from cnngp.gp.posterior import Method, Posterior
 from cnngp.kernel.kernel import Kernel
@@ -30,7 +31,7 @@ from .kernels import RecipeKernel, kernel_of, unit_of
 from .labels import Targets
 from .recipe import Recipe
 from .request import Request
-from .training_images import Images, balanced, is_repeated, left_out_together
+from .training_images import Images, balanced, is_repeated, joined, left_out_together
 
 if TYPE_CHECKING:
     from .learning import Learned
@@ -54,7 +55,8 @@ def fit(request: Request, training: Training, targets: Targets, tell: Tell = Non
         made = _exact(request, training, targets, None, request.noise_rule(False))
         return replace(made, y=training.y, names=training.names)
     codes = images.codes()
-    training = replace(training, groups=left_out_together(training.groups, codes))
+    together = left_out_together(training.groups, codes)
+    training = replace(training, groups=together if request.inducing is None else joined(together))
     recipe, choice = _decided(request, training, images, targets, tell)
     if tell is not None and choice is not None:
         tell("chosen", choice)
@@ -113,12 +115,12 @@ def _learned(
     request: Request, training: Training, images: Images, targets: Targets, recipe: Recipe
 ) -> tuple[Recipe, Learned | None]:
     """The recipe with the network's variances learned, where that was asked for."""
-    asked, groups = request.learning, training.groups
+    asked, groups, names = request.learning, training.groups, names_of(training.groups)
     if asked is None:
         return recipe, None
     from .learning import Problem, learned
 
-    if groups is not None and (count := len(np.unique(groups))) < _FEWEST_GROUPS:
+    if names is not None and (count := len(np.unique(names))) < _FEWEST_GROUPS:
         raise DataError(
             f"learn= takes one image of each group, and {count} groups are too few to learn from (at least "
             f"{_FEWEST_GROUPS}); fit without learn="

@@ -230,7 +230,7 @@ class ClassTargets(_Targets):
         if self.coding.several:
             return False
         labels = self.Y.argmax(1)
-        apart = len(labels) if groups is None else len(np.unique(np.column_stack([labels, groups]), axis=0))
+        apart = len(labels) if groups is None else len(np.unique(np.column_stack([labels, groups])[:, :2], axis=0))
         return len(self.coding.classes) == apart
 
 

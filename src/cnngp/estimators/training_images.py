@@ -2,7 +2,7 @@
 
 To leave an image out and keep its twin says nothing of new images: the twin predicts it, with hardly any variance, and
 a few are enough to make leave-one-out choose no noise and a wrong preparation. So equal images are left out together,
-with the caller's groups that they stand in.
+beside the caller's groups: an image with its group, and with its twins in other groups.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.common.arrays import as_images
+from cnngp.common.arrays import DataError, as_images
 from cnngp.gp.leave_one_out import one_of_each
 from cnngp.gp.linalg import blocks
 
@@ -78,26 +78,33 @@ def is_repeated(codes: Codes) -> NDArray[np.bool_]:
 
 
 def left_out_together(groups: Codes | None, codes: Codes) -> Codes | None:
-    """The number of what is left out with each image: its group, with all groups that have an equal image; None where
-    it is alone.
-
-    Groups stay as they are where they would be joined to one of more than half of the images, as by a black frame that
-    all films begin with.
-    """
+    """What is left out with each image, for `sets_left_out`: groups, equal images, or both; None where it is alone."""
     if not is_repeated(codes).any():
         return groups
     if groups is None:
         return codes if codes.max() > 0 else None  # of one image alone nothing would be left
+    pairs = np.stack([groups, codes], 1)
+    return groups if len(np.unique(pairs, axis=0)) == len(np.unique(codes)) else pairs
+
+
+def joined(together: Codes | None) -> Codes | None:
+    """Groups (N,) in which equal images are together as well, for models that leave out nothing but whole groups."""
+    if together is None or together.ndim == 1:
+        return together
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
     # A graph of groups and images, with an edge for each row.
+    groups, codes = together.T
     size = (int(groups.max()) + 1, int(codes.max()) + 1)
     edges = coo_array((np.ones(len(codes)), (groups, size[0] + codes)), shape=(sum(size), sum(size)))
     found = np.asarray(connected_components(edges, directed=False)[1][groups], np.intp)
-    apart = len(np.unique(found)) == len(np.unique(groups))
-    largest = max(len(codes) // 2, int(np.bincount(groups).max()))
-    return groups if apart or np.bincount(found).max() > largest else found
+    if found.min() == found.max():
+        raise DataError(
+            "images that are equal stand in different groups and join all of them, and inducing= leaves out nothing "
+            "but whole groups; take out the repeated images, or fit the exact model without inducing="
+        )
+    return found
 
 
 def balanced(

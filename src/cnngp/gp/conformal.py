@@ -136,10 +136,11 @@ class _Moved(NamedTuple):
 def _moved(gp: ExactGP, K_test: Array, diagonal: Array) -> Iterator[_Moved]:
     xp, alpha, outputs, n = namespace(gp.alpha), to_numpy(gp.alpha), int(gp.Y.shape[1]), gp.points
     own, block_of = 1.0 / to_numpy(gp.inverse_diagonal), blocks_of_factor(gp.factor)
-    sets = []  # points that are left out together, and S
-    for at in in_pieces(sets_left_out(np.arange(n) if gp.groups is None else gp.groups)):
+    sets = []  # points that are left out together, which of them each set predicts, and S
+    for at, chosen in in_pieces(sets_left_out(np.arange(n) if gp.left_out is None else gp.left_out)):
         alone = at.shape[1] == 1
-        sets.append((at, own[at][:, :, None] if alone else to_numpy(xp.linalg.inv(block_of(xp.asarray(at))))))
+        S = own[at][:, :, None] if alone else to_numpy(xp.linalg.inv(block_of(xp.asarray(at))))
+        sets.append((at, chosen, S))
     for rows in blocks(len(K_test), max(1, _ENTRIES // (n * outputs))):
         K = gp.checked_test(K_test[rows])
         b = gp.factor.solve(K.T)
@@ -148,14 +149,15 @@ def _moved(gp: ExactGP, K_test: Array, diagonal: Array) -> Iterator[_Moved]:
         # Of a training image, without noise, only what the rounding of a kernel leaves: of it no weight must be made.
         s = np.maximum(s, np.finfo(np.float32).eps * gp.largest_variance)
         still, pull, variances = np.empty((outputs, n, m)), np.empty((n, m)), np.empty((n, m))
-        for at, S in sets:
+        for at, chosen, S in sets:
             c = S @ b[at]  # (sets, size, m)
             t = s + (b[at] * c).sum(1, keepdims=True)
             a = alpha[at]  # (sets, size, outputs)
-            pull[at] = c / t
+            of = at[chosen]
+            pull[of] = (c / t)[chosen]
             moved = (c / t) * np.einsum("gim,gio->ogm", c, a)[:, :, None]
-            still[:, at] = np.einsum("gij,gjo->ogi", S, a)[..., None] - moved
-            variances[at] = S.diagonal(axis1=1, axis2=2)[:, :, None] - c * c / t
+            still[:, of] = (np.einsum("gij,gjo->ogi", S, a)[..., None] - moved)[:, chosen]
+            variances[of] = (S.diagonal(axis1=1, axis2=2)[:, :, None] - c * c / t)[chosen]
         yield _Moved(rows, s, to_numpy(gp.mean(K)), still, pull, variances)
 
 

@@ -27,7 +27,7 @@ from .checks import (
     checked_numbers,
     float64_buffer,
 )
-from .leave_one_out import Codes, LeftOut, blocks_of_factor, check_groups, leave_out, sets_left_out, with_new
+from .leave_one_out import Codes, LeftOut, as_left_out, blocks_of_factor, leave_out, names_of, sets_left_out, with_new
 from .linalg import Array, Factor, NotPositiveDefinite, factorised, namespace, set_diagonal, warn_of_jitter
 from .near_copies import novelty_of_points
 from .noise import Loss, chosen_noise
@@ -51,8 +51,9 @@ class ExactGP(Posterior):
     `weights` (N,), and `point_noise` (N,) is added to it. `amplitude` is "ml", "loo" or a number.
     Noise by leave-one-out has the least `loss` of means and targets, or the highest density of the targets where None;
     `rounding` is the relative error of the entries of K, below which it does not go. Points of one of the `groups`
-    (N,) are left out together. Noise by leave-one-out then sees how far they contradict each other, and the amplitude
-    "ml" beside it is that of the same predictions.
+    (N,) are left out together; of (N, 2), groups and images, also those of the same image in other groups. Noise by
+    leave-one-out then sees how far they contradict each other, and the amplitude "ml" beside it is that of the same
+    predictions.
     `jitter` is one known to be needed, from an earlier fit. With `overwrite=True` a float64 `K` is used as the buffer
     and its content is lost.
 
@@ -89,19 +90,19 @@ class ExactGP(Posterior):
         self.variances = A.diagonal().copy()  # before the noise of single points is added to it
         self.point_noise = _checked_noise(xp, point_noise, n, noise)
         set_diagonal(A, self.variances + self.point_noise)
-        self.groups = None if groups is None else check_groups(groups, n)
-        self.noise = chosen_noise(A, self.Y, noise, amplitude, rounding, self.groups, loss, weights)
+        self.left_out = None if groups is None else as_left_out(groups, n)
+        self.noise = chosen_noise(A, self.Y, noise, amplitude, rounding, self.left_out, loss, weights)
         if weights is not None:
             self.point_noise = self.point_noise + (self.noise / weights - self.noise)
             set_diagonal(A, self.variances + self.point_noise)
         self.jitter = jitter
         # Where groups are left out to choose the noise, the likelihood would take copies that agree for evidence of a
         # small amplitude, and those that contradict each other for evidence of a large one.
-        grouped = self.groups is not None and noise == "loo"
+        grouped = self.left_out is not None and noise == "loo"
         self._amplitude_rule: Amplitude = "loo" if grouped and amplitude == "ml" else amplitude
         self.factor = self._factorise(A)
         self._condition()
-        if self._amplitude_rule == "ml" and self.groups is not None:
+        if self._amplitude_rule == "ml" and self.left_out is not None:
             self._warn_of_contradictions()
 
     def _factorise(self, A: Array) -> Factor:
@@ -116,7 +117,7 @@ class ExactGP(Posterior):
         self.largest_variance = float(self.variances.max())
         self.alpha = self.factor.solve(self.Y)
         self.inverse_diagonal = self.factor.inverse_diagonal()
-        self.left = self._without(self.groups)
+        self.left, self.groups = self._without(self.left_out), names_of(self.left_out)
         self.loo_targets, self.loo_rows = self.Y, np.arange(self.points)
         # "ml": Σ_c y_cᵀK⁻¹y_c/(N·C); else the maximum of Σ log N(y_i; leave-one-out mean, a/[K⁻¹]_ii)
         fit = self._fit if self._amplitude_rule == "ml" else self.left.one_by_one
@@ -246,7 +247,7 @@ class ExactGP(Posterior):
         self.Y = xp.concatenate([Y_old, Y_new])
         self.variances = xp.concatenate([self.variances, variances])
         self.point_noise = xp.concatenate([self.point_noise, point_noise])
-        self.groups = with_new(self.groups, len(Y_new)) if groups is None else groups
+        self.left_out = with_new(self.left_out, len(Y_new)) if groups is None else groups
         self._condition()
 
     # ---- files ---------------------------------------------------------------------------------------------------
@@ -254,7 +255,7 @@ class ExactGP(Posterior):
     def state(self, dtype: str) -> tuple[dict[str, Any], dict[str, Array]]:
         K = files.packed(to_numpy(self.factor.A), to_numpy(self.variances), dtype)
         numbers = {"noise": self.noise, "jitter": self.jitter, "amplitude": self._amplitude_rule}
-        groups = {} if self.groups is None else {"groups": self.groups}
+        groups = {} if self.left_out is None else {"groups": self.left_out}
         return numbers, {"Y": self.Y, "K": K, "point_noise": self.point_noise} | groups
 
     @classmethod

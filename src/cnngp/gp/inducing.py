@@ -51,10 +51,11 @@ SAMPLE = 4096
 # and leave-one-out cannot tell one noise from another.
 _LIKELY_NOISE = (-8.0, 1.0)
 _LOO_NOISE = (-4.0, 1.0)
-_PANEL = 2048  # rows of B that are summed at a time
+_PANEL = 2048  # rows of B that are summed, and new points that are looked for in the sample, at a time
+_EQUAL = 1e-12  # of squared lengths: features further apart belong to other points
 _LEAST = 1e-12  # keeps 1 − ωh above rounding
 _SUMS = ("discount", "squares", "log_weights", "n")  # in files
-_SAMPLE = ("features", "diagonal", "targets")
+_SAMPLE = ("features", "diagonal", "targets", "seen", "copies")
 
 
 @dataclass
@@ -122,6 +123,10 @@ class Sample:
     features: Array = None
     diagonal: Array
     targets: Array
+    seen: Array
+    """The mean target of a point and of its copies, (sample, outputs)."""
+    copies: Array
+    """How often each point has been there, (sample,)."""
 
     def __init__(self, basis: Factor, own: Any, groups: Any = None) -> None:
         self.own, self.groups = np.asarray(own), None if groups is None else np.unique(groups, return_inverse=True)[1]
@@ -134,17 +139,31 @@ class Sample:
         self._together = []  # points (groups, size) and columns of G (groups, inducing points in each), alike
         column = np.cumsum(inducing) - 1
         together = np.arange(len(self.own)) if self.groups is None else self.groups
-        for members in in_pieces(sets_left_out(together)):
+        for members, _ in in_pieces(sets_left_out(together)):
             counts = inducing[members].sum(1)
             for count in np.unique(counts):
                 alike = members[counts == count]
                 self._together.append((alike, column[alike[inducing[alike]]].reshape(len(alike), count)))
+
+    def find_copies(self, Phi: Array, Y: Array, diagonal: Array) -> None:
+        """Points that are there again are left out with their copies: as one of more weight, whose target is their
+        mean.
+        """
+        xp, kept = namespace(Phi), self.features
+        size = (kept * kept).sum(0)[:, None]
+        for k in blocks(int(Phi.shape[1]), _PANEL):
+            apart = size + (Phi[:, k] * Phi[:, k]).sum(0) - 2.0 * kept.T @ Phi[:, k]
+            same = (apart <= _EQUAL * size) & (xp.abs(self.diagonal[:, None] - diagonal[k]) <= 1e-6 * diagonal[k])
+            copies = same.sum(1) + self.copies
+            total = self.seen * self.copies[:, None] + same.astype(xp.float64) @ Y[k]
+            self.seen, self.copies = total / copies[:, None], copies
 
     def left_out(self, weights: Array, factor: Factor, w: Array) -> LeftOut:
         """What the model says of each point without it, from ω, the factor of A and the weights w of Φ."""
         xp = namespace(w)
         V, U = factor.solve_lower(self.features), factor.solve_lower(self._G) if self._G.shape[1] else self._G
         deviations, variances = xp.empty_like(self.targets), xp.empty_like(self.diagonal)
+        weights = weights * self.copies
         for points, columns in self._together:
             at = xp.asarray(points)
             Phi, half = self.features.T[at], V.T[at]  # (groups, size, m)
@@ -159,7 +178,8 @@ class Sample:
             root = xp.sqrt(weights[at])[:, :, None]
             # (I − HΩ)⁻¹ = Ω^−½ (I − Ω^½HΩ^½)⁻¹ Ω^½, of a symmetric matrix
             left = (1.0 + _LEAST) * xp.eye(at.shape[1]) - root * H * _turned(root)
-            deviations[at] = _solved(left, root * (self.targets[at] - f)) / root
+            seen = self.seen[at]
+            deviations[at] = self.targets[at] - seen + _solved(left, root * (seen - f)) / root
             spread = xp.maximum((_solved(left, root * H) / root).diagonal(axis1=1, axis2=2), 0.0)
             variances[at] = xp.maximum(self.diagonal[at] - known, 0.0) + factor.shift * (1.0 + spread)
         return LeftOut(deviations, variances, math.nan)
@@ -240,11 +260,14 @@ class InducingGP(Posterior):
                 inside = np.flatnonzero((self.loo_rows >= rows.start) & (self.loo_rows < rows.stop))
                 at = xp.asarray(self.loo_rows[inside] - rows.start)
                 kept.append((Phi[:, at].T, Y[at], diagonal[at]))
+            else:
+                sample.find_copies(Phi, Y, diagonal)
         for one in sums:
             one.mirror()
         if sample.features is None:
             features, sample.targets, sample.diagonal = (xp.concatenate(a) for a in zip(*kept, strict=True))
             sample.features = features.T
+            sample.seen, sample.copies = sample.targets, xp.ones(len(self.loo_rows))
 
     def _unknown(self, Phi: Array, diagonal: Array) -> Array:
         """What the inducing points cannot say about points with features `Phi`, in units of their own mean k(x, x)."""
@@ -289,7 +312,7 @@ class InducingGP(Posterior):
         grown, sums = copy.copy(self), copy.copy(self._sums)
         sums.B = Factor(self.factor.A.copy(), self.factor.diagonal, self.factor.shift).restore()
         sums.rhs = sums.rhs.copy()
-        grown._sums = sums
+        grown._sums, grown._sample = sums, copy.copy(self._sample)
         grown._accumulate([sums], parts)
         grown._condition()
         self.__dict__.update(grown.__dict__)

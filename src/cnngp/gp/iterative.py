@@ -15,7 +15,7 @@ from cnngp.common.arrays import to_numpy
 
 from .checks import MatrixError, check_amplitude, check_targets
 from .exact import Amplitude, Noise
-from .leave_one_out import Codes, LeftOut, check_groups, leave_out, sets_left_out
+from .leave_one_out import Codes, LeftOut, Sets, as_left_out, leave_out, names_of, sets_left_out
 from .linalg import Array, blocks, namespace
 from .objectives import amplitude_of
 from .posterior import NEEDS_FACTOR, Posterior, Solved
@@ -64,8 +64,8 @@ class IterativeGP(Posterior):
         self.noise = float(noise)
         Y = check_targets(xp, Y, matrix.n)
         n, outputs = matrix.n, int(Y.shape[1])
-        codes = None if groups is None else check_groups(groups, n)
-        units, sets = _sample(codes, n, seed)
+        left_out = None if groups is None else as_left_out(groups, n)
+        units, sets = _sample(left_out, n, seed)
         diagonal = matrix.diagonal()
         self.variances, self.largest_variance = xp.asarray(diagonal), float(diagonal.max())
         # [A⁻¹]_ii is at least 1/A_ii where A is positive definite: far below that it is no solution, whatever remains.
@@ -87,7 +87,7 @@ class IterativeGP(Posterior):
                 stacklevel=6,
             )
         self.loo_targets = Y[xp.asarray(self.loo_rows)]
-        self.groups = None if codes is None else codes[self.loo_rows]
+        self.groups = None if left_out is None else names_of(left_out[self.loo_rows])
         fit, of = float((Y * self.alpha).sum()), n * outputs
         if amplitude == "loo" and len(self.loo_rows):
             fit, of = self.left.one_by_one, self.loo_targets.size
@@ -117,13 +117,16 @@ class IterativeGP(Posterior):
             tried = promising if first and len(promising) < len(tried) else tried[:0]
 
     def _leave_out(
-        self, units: Codes, sets: list[Codes], inverse: Any, diagonal: Any, solved: NDArray[np.bool_]
+        self, units: Codes, sets: list[Sets], inverse: Any, diagonal: Any, solved: NDArray[np.bool_]
     ) -> None:
         """Leave-one-out of the points whose whole set was solved for."""
         xp = namespace(self.alpha)
-        kept = [at[solved[at].all(1)] for at in sets]
-        predicted = np.isin(np.arange(len(units)), np.concatenate([at.ravel() for at in kept]))
-        self.unsolved = int((~predicted).sum())
+        kept, predicted = [], np.zeros(len(units), bool)
+        for at, chosen in sets:
+            whole = solved[at].all(1)
+            kept.append((at[whole], chosen[whole]))
+            predicted[at[whole][chosen[whole]]] = True
+        self.unsolved = sum(int(chosen.sum()) for _, chosen in sets) - int(predicted.sum())
         alpha = to_numpy(self.alpha[xp.asarray(units)])
         left = leave_out(alpha, diagonal, kept, lambda at: inverse[at[:, :, None], at[:, None, :]])
         self.loo_rows = units[predicted]
@@ -182,18 +185,18 @@ class IterativeGP(Posterior):
         return gp
 
 
-def _sample(groups: Codes | None, n: int, seed: int | None) -> tuple[Codes, list[Codes]]:
+def _sample(left_out: Codes | None, n: int, seed: int | None) -> tuple[Codes, list[Sets]]:
     """Sorted points to solve for, about `SAMPLE` of n, and by their places among these the sets that are left out."""
     rng = np.random.default_rng(seed)
-    if groups is None:
+    if left_out is None:
         units = np.sort(rng.choice(n, min(n, SAMPLE), replace=False))
-        return units, [np.arange(len(units))[:, None]]
-    sets = [one for members in sets_left_out(groups) for one in members]
+        return units, [(np.arange(len(units))[:, None], np.ones((len(units), 1), bool))]
+    sets = [one for alike in sets_left_out(left_out) for one in zip(*alike, strict=True)]
     taken = np.zeros(n, bool)
-    drawn: list[Codes] = []
+    drawn: list[Sets] = []
     for k in rng.permutation(len(sets)):
-        if not drawn or int(taken.sum()) + len(sets[k]) <= SAMPLE:
+        if not drawn or int(taken.sum()) + len(sets[k][0]) <= SAMPLE:
             drawn.append(sets[k])
-            taken[sets[k]] = True
+            taken[sets[k][0]] = True
     units = np.flatnonzero(taken)
-    return units, [np.searchsorted(units, members)[None] for members in drawn]
+    return units, [(np.searchsorted(units, members)[None], chosen[None]) for members, chosen in drawn]

@@ -8,7 +8,8 @@ which for one point are α_i/[K⁻¹]_ii and 1/[K⁻¹]_ii. Deviations are measu
 Σ_g d_gᵀS_g⁻¹d_g = Σ_g d_gᵀα_g: the second alone knows that two measurements at one image contradict each other.
 
 Points that are left out together are copies of one image, pictures of one film or of one patient. Groups are an array
-(N,) of their numbers.
+(N,) of their numbers, or (N, 2) with the number of the image beside it: then a point is predicted without its group and
+without the points of other groups that have the same image.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from .checks import MatrixError
 from .linalg import Array, Factor, blocks, namespace
 
 Codes = NDArray[np.intp]
+Sets = tuple[Codes, NDArray[np.bool_]]
+"""Points that are left out together, (sets, size), and which of them each set predicts."""
 BlockOf = Callable[[Array], Array]
 """Points (sets, size) → their blocks of K⁻¹, (sets, size, size)."""
 
@@ -38,7 +41,7 @@ class LeftOut(NamedTuple):
     variances: Array
     """(N,), noise included."""
     jointly: float
-    """Σ_g d_gᵀS_g⁻¹d_g."""
+    """Σ_g d_gᵀS_g⁻¹d_g; of a set of points that predicts some of them, as large a share as these are of it."""
 
     @property
     def one_by_one(self) -> float:
@@ -51,18 +54,19 @@ class LeftOut(NamedTuple):
         return float(namespace(self.variances).log(self.variances).sum())
 
 
-def leave_out(alpha: Array, diagonal: Array, sets: Iterable[Codes] = (), block_of: BlockOf | None = None) -> LeftOut:
+def leave_out(alpha: Array, diagonal: Array, sets: Iterable[Sets] = (), block_of: BlockOf | None = None) -> LeftOut:
     """Every point without itself, from α (N, outputs) and the diagonal of K⁻¹ (N,), or without its set."""
     xp = namespace(alpha)
     deviations, variances = alpha / diagonal[:, None], 1.0 / diagonal
     jointly = (alpha * deviations).sum(1)
-    for members in in_pieces(sets, least=2):
+    for members, predicted in in_pieces(sets, least=2):
         assert block_of is not None
-        at = xp.asarray(members)
+        at, chosen = xp.asarray(members), xp.asarray(predicted)
         S = xp.linalg.inv(block_of(at))
-        deviations[at], variances[at] = S @ alpha[at], S.diagonal(axis1=1, axis2=2)
-        share = (alpha[at] * deviations[at]).sum((1, 2)) / at.shape[1]
-        jointly[at] = xp.broadcast_to(share[:, None], at.shape)
+        of_all, rows = S @ alpha[at], at[chosen]
+        deviations[rows], variances[rows] = of_all[chosen], S.diagonal(axis1=1, axis2=2)[chosen]
+        share = (alpha[at] * of_all).sum((1, 2)) / at.shape[1]
+        jointly[rows] = xp.broadcast_to(share[:, None], at.shape)[chosen]
     return LeftOut(deviations, variances, float(jointly.sum()))
 
 
@@ -79,13 +83,13 @@ def blocks_of_factor(factor: Factor) -> BlockOf:
     return block_of
 
 
-def in_pieces(sets: Iterable[Codes], least: int = 1) -> Iterator[Codes]:
+def in_pieces(sets: Iterable[Sets], least: int = 1) -> Iterator[Sets]:
     """Some sets of at least so many points at a time."""
-    for members in sets:
+    for members, predicted in sets:
         count, size = members.shape
         if size >= least:
             for piece in blocks(count, max(1, _POINTS // size)):
-                yield members[piece]
+                yield members[piece], predicted[piece]
 
 
 # ---- what is left out together ---------------------------------------------------------------------------------------
@@ -105,17 +109,41 @@ def check_groups(groups: Any, n: int) -> Codes:
     return np.asarray(codes, np.intp)
 
 
-def with_new(groups: Codes | None, m: int) -> Codes | None:
-    """The same with `m` more points, each a group of its own."""
-    return None if groups is None else np.concatenate([groups, groups.max() + 1 + np.arange(m)])
+def as_left_out(groups: Any, n: int) -> Codes:
+    """Groups as `sets_left_out` reads them: numbers (N,), or with an image beside each (N, 2) as they are."""
+    pairs = np.asarray(groups)
+    return np.asarray(pairs, np.intp) if pairs.shape == (n, 2) and pairs.dtype.kind in "iu" else check_groups(groups, n)
 
 
-def sets_left_out(groups: Codes) -> Iterator[Codes]:
-    """Points that are left out together, (sets, size), for each size."""
-    sizes = np.bincount(groups)
-    by_group = np.split(np.argsort(groups, kind="stable"), np.cumsum(sizes)[:-1])
-    for size in np.unique(sizes[sizes > 0]):
-        yield np.stack([by_group[g] for g in np.flatnonzero(sizes == size)])
+def names_of(left_out: Codes | None) -> Codes | None:
+    """The number of each point's group, (N,); None without groups."""
+    return left_out if left_out is None or left_out.ndim == 1 else left_out[:, 0]
+
+
+def with_new(left_out: Codes | None, m: int) -> Codes | None:
+    """The same with `m` more points, each a group (and an image) of its own."""
+    if left_out is None:
+        return None
+    return np.concatenate([left_out, np.add.outer(np.arange(m), left_out.max(0) + 1)])
+
+
+def sets_left_out(left_out: Codes) -> Iterator[Sets]:
+    """Sets of points that are left out together, and which of them each set predicts, for each size.
+
+    Every point is predicted by one set: its group, and the points of the same image where that stands in other groups.
+    """
+    both = left_out.reshape(len(left_out), -1)[:, [0, -1]].T  # a group without images is an image of its own
+    by_group, by_image = (np.split(np.argsort(a, kind="stable"), np.cumsum(np.bincount(a))[:-1]) for a in both)
+    group, image = both
+    shared = np.bincount(np.unique(both, axis=1)[1]) > 1  # images that stand in several groups
+    keys = np.stack([group, np.where(shared[image], image, -1)], 1)
+    kinds = np.unique(keys, axis=0)
+    sets = [by_group[g] if i < 0 else np.union1d(by_group[g], by_image[i]) for g, i in kinds.tolist()]
+    sizes = np.array([len(members) for members in sets])
+    for size in np.unique(sizes):
+        alike = np.flatnonzero(sizes == size)
+        members = np.stack([sets[k] for k in alike])
+        yield members, (keys[members] == kinds[alike][:, None]).all(2)
 
 
 def whole_groups(groups: Codes, most: int, rng: np.random.Generator) -> Codes:
@@ -136,12 +164,26 @@ def thinned(groups: Codes, most: int) -> Codes:
     """About `most` of the points, sorted, so that contradictions inside of groups stay among them: whole groups where
     these are many, else the same share of each group.
     """
-    whole = whole_groups(groups, most, np.random.default_rng(0))
-    if len(np.unique(groups[whole])) >= _MANY:
+    names = groups.reshape(len(groups), -1)[:, 0]
+    whole = whole_groups(names, most, np.random.default_rng(0))
+    if len(np.unique(names[whole])) >= _MANY:
         return whole
-    return np.sort(np.argsort(groups, kind="stable")[:: -(-len(groups) // most)])
+    return np.sort(np.argsort(names, kind="stable")[:: -(-len(groups) // most)])
 
 
 def one_of_each(groups: Codes | None, n: int) -> Codes:
-    """The first of the n points of each group; all of them where there are no groups."""
-    return np.arange(n) if groups is None else np.asarray(np.unique(groups, return_index=True)[1])
+    """The first of the n points of each group; all of them where there are no groups.
+
+    Where groups share images, the first with an image that no group before it has given.
+    """
+    if groups is None:
+        return np.arange(n)
+    if groups.ndim == 1:
+        return np.asarray(np.unique(groups, return_index=True)[1])
+    found: dict[int, int] = {}
+    images: set[int] = set()
+    for row, (group, image) in enumerate(groups.tolist()):
+        if group not in found and image not in images:
+            found[group] = row
+            images.add(image)
+    return np.array(list(found.values()), np.intp)
