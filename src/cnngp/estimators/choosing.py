@@ -36,12 +36,12 @@ Effort = Literal["quick", "normal", "best"]
 EFFORTS: dict[Effort, float] = {"quick": 0.1, "normal": 1.0, "best": 10.0}
 """How much of the usual cost (`network.names`) a fit may take."""
 _PART = 0.5
-"""Of that, the part that a choice may cost, which never costs more than the usual fit."""
+"""Of what the usual fit costs, the part that the first round of its choice may cost, and all others together."""
 Tell = Callable[[str, Any], None] | None
 """Called with the name of a stage, and what is known then."""
-_AT_LEAST, _FIRST_ROUND = 5e9, 2e10
-"""Covariances, times those of the effort, that a choice, and its first round, may take where the fit itself costs less:
-a few seconds."""
+_AT_LEAST, _FIRST_ROUND = 3e9, 2e10
+"""Covariances, times those of the effort, that later rounds, and the first one, may take where the fit itself costs
+less: a few seconds."""
 
 FEWEST = 20
 """With fewer images leave-one-out says too little, and what is usual is taken."""
@@ -49,7 +49,7 @@ _FIRST = (64, 200)  # images of the first round: no fewer, no more
 # Images of the first round that are worth leaving candidates out for: with fewer, ten classes look alike to all.
 _TELLING = 150
 _GROWTH = 2
-# Of the covariances that are left, the part that a round may take.
+# Of the covariances that are left, the part that a round may take that is not the first on all images.
 _SHARE = 0.5
 # Later rounds, of fewer recipes on more images, are judged in about as many times the seconds of the first.
 _LATER = 3.0
@@ -150,9 +150,9 @@ def choose(
     rows = affordable or [(min((row[0] for row in table), key=lambda c: c.elements),)]
     choice = Choice(Recipe((rows[0][-1].term,)), str(rows[0][-1]), 0, effort, elements=rows[0][-1].elements)
     order = _order(targets, groups)
-    allowance = max(min(_PART * limit, float(rows[0][-1].elements * pairs)), _AT_LEAST * EFFORTS[effort])
+    allowance = max(_PART * rows[0][-1].elements * pairs, _AT_LEAST * EFFORTS[effort])
     if compare and len(order) >= FEWEST:
-        first, rows = _first(rows, len(order), max(_SHARE * allowance, _FIRST_ROUND * EFFORTS[effort]))
+        first, rows = _first(rows, len(order), max(allowance, _FIRST_ROUND * EFFORTS[effort]))
         if len(rows) > 1:
             if tell is not None:
                 tell("choosing", len(rows))
@@ -207,7 +207,7 @@ class _Search:
     groups: Codes
     order: NDArray[np.intp]
     left: float
-    """Covariances that may still be computed."""
+    """Covariances that may still be computed, after the first round."""
     rate: float = 1.0
     """Covariances a second, of what was quickest so far."""
     judging: float = 0.0
@@ -217,10 +217,10 @@ class _Search:
     def run(self, choice: Choice, n: int, most: float, tell: Tell) -> Choice:
         """The choice among all rows; `most` is how many covariances a pair of the fit may take."""
         usual = self.alive[0]
-        at_least = (1 - _SHARE) * self.left
+        later = self.left
         with progress_bar(None, "choosing a recipe", "try") as bar:
             self._round(n, [t.at for t in self.alive], bar)
-            self.left = max(self.left, at_least)
+            self.left = later
             if tell is not None:
                 rest = self._expected()
                 choosing = rest / self.rate + (_LATER * self.judging if rest > 0 else 0.0)
@@ -277,7 +277,7 @@ class _Search:
                 images = n if larger else more
                 changes = images > n or sizes != [t.at for t in survivors]
                 cost = sum(t.cost(images, size) for t, size in zip(survivors, sizes, strict=True))
-                if changes and cost <= _SHARE * self.left:
+                if changes and cost <= (1.0 if images == len(self.order) > n else _SHARE) * self.left:
                     self.gone = [t.said() for t in self.alive if t not in survivors] + self.gone
                     self.alive = survivors
                     return images, sizes
