@@ -180,8 +180,10 @@ def test_few_groups_are_compared_with_all_their_images() -> None:
     groups = np.arange(80) // 8
     images, targets = choosing.Images(X, np.dtype(np.float64)), ClassTargets(coding_of(y), y)
     order = choosing._order(targets, groups)
+    with_images = np.stack([groups, np.arange(80) % 79], 1)
     assert sorted(order) == list(range(80))
     assert [len(set(groups[order[at : at + 10]])) for at in (0, 10, 70)] == [10, 10, 10]
+    np.testing.assert_array_equal(choosing._order(targets, with_images), order)
 
     def make(network: Any, symmetry: Any) -> Kernel:
         return Kernel(network, device="cpu", symmetry=symmetry, dtype="float64")
@@ -191,7 +193,7 @@ def test_few_groups_are_compared_with_all_their_images() -> None:
     assert choice.gain > 0.0
     gain = np.repeat([1.0, -0.8] * 5, 8)
     assert comparing.clear(np.tile([1.0, -0.8], 400)) is True
-    assert comparing.clear(gain, groups) is False
+    assert comparing.clear(gain, groups) is comparing.clear(gain, with_images) is False
 
 
 def test_a_larger_network_is_taken_unless_it_is_clearly_worse(monkeypatch: pytest.MonkeyPatch) -> None:

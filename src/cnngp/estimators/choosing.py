@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cnngp.common.progress import progress_bar
+from cnngp.gp.leave_one_out import names_of
 from cnngp.kernel.kernel import Kernel
 from cnngp.network.names import AN_IMAGE, IN_ALL
 
@@ -165,10 +166,10 @@ def choose(
 def _order(targets: Targets, groups: Codes) -> NDArray[np.intp]:
     """All rows, of which the first ones are balanced between classes, and of as many groups as can be."""
     order = balanced(targets.Y, len(targets.Y), 0, shuffled=True)
-    if groups is None:
+    if (names := names_of(groups)) is None:
         return order
     turn = np.empty(len(order), np.intp)  # which image of its group each one is
-    _, codes = np.unique(groups[order], axis=0, return_inverse=True)
+    _, codes = np.unique(names[order], return_inverse=True)
     for code in range(codes.max() + 1):
         turn[codes == code] = np.arange((codes == code).sum())
     return order[np.argsort(turn, kind="stable")]
