@@ -139,8 +139,7 @@ def random_search(
         if test:
             _again(kept, scored, [result.best], problems.on_test(train), "on test images", progress, "test")
         looks = kept.notes("test/")
-        found = looks.get(_key("test", train, result.best))
-        if found is not None:
+        if found := looks.get(_key("test", train, result.best)):
             result = replace(result, test=Score(**found), looks=len(looks))
     return replace(result, seconds=time.perf_counter() - start)
 

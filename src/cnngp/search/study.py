@@ -25,8 +25,6 @@ from .scoring import Score
 NAME = "cnngp search"
 SAMPLERS = {"random": "RandomSampler", "tpe": "TPESampler"}
 """Optuna's samplers by name: the paper's, and one that learns from the draws before."""
-# After so long without a change of the file the lock of a process counts as left behind: it is held for milliseconds.
-_LOCK_SECONDS = 10
 
 
 class StudyError(ValueError):
@@ -158,7 +156,7 @@ def _storage(where: str) -> Any:
         return RDBStorage(where)
     path = Path(where).resolve()  # behind a link the same file, and the same lock
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = JournalFileSymlinkLock(str(path), _LOCK_SECONDS)
+    lock = JournalFileSymlinkLock(str(path), grace_period=10)  # it is held for milliseconds, or was left behind
     if path.exists() and path.stat().st_size:
         _mend(path, lock)
     return JournalStorage(JournalFileBackend(str(path), lock))
