@@ -249,16 +249,8 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
             present = set(labels.tolist())
             said["class_weight"] = {label: w for label, w in self.class_weight.items() if label in present} or None
         added = self._added(X, labels, np.asarray, **said)
-        coding, labels, new = self._coding, added.y, np.empty(0, np.intp)
-        if not coding.several and labels.ndim == 1:
-            if (labels.dtype.kind in "US") != (self.classes_.dtype.kind in "US"):
-                raise DataError(f"y holds labels of type {labels.dtype}; expected those of fit, {self.classes_.dtype}")
-            unknown = np.setdiff1d(labels, self.classes_)
-            new = np.searchsorted(self.classes_, unknown)
-            coding = Coding(np.union1d(self.classes_, unknown)) if len(unknown) else coding
-        elif labels.shape[1:] != np.shape(self.y_)[1:]:
-            raise DataError(f"y has shape {labels.shape}, unlike the labels of fit, {np.shape(self.y_)}")
-        self._add(added, coding.targets(labels), new.tolist(), _coding=coding, classes_=coding.classes)
+        coding, new = self._coding.grown(added.y)
+        self._add(added, coding.targets(added.y), new, _coding=coding, classes_=coding.classes)
         return self
 
     def most_uncertain(self, n: int = 10, X: ImagesLike | None = None) -> Numbers:

@@ -58,6 +58,21 @@ class Coding:
         yes = y.astype(np.float64) if self.several else np.eye(len(self.classes))[np.searchsorted(self.classes, y)]
         return 2.0 * yes - 1.0
 
+    def grown(self, y: Array) -> tuple[Coding, list[int]]:
+        """The coding with the classes of more labels, and where among those of now the new ones go."""
+        if self.several or y.ndim == 2:
+            labels = len(self.classes)
+            if not self.several or y.shape[1:] != (labels,):
+                of_fit = f"(N, {labels})" if self.several else "(N,)"
+                raise DataError(f"y has shape {y.shape}, unlike the labels of fit, {of_fit}")
+            return self, []
+        if (y.dtype.kind in "US") != (self.classes.dtype.kind in "US"):
+            raise DataError(f"y holds labels of type {y.dtype}; expected those of fit, {self.classes.dtype}")
+        unknown = np.setdiff1d(y, self.classes)
+        if not len(unknown):
+            return self, []
+        return Coding(np.union1d(self.classes, unknown)), np.searchsorted(self.classes, unknown).tolist()
+
     def labels(self, targets: Floats) -> Array:
         """The labels that means, or targets, speak for."""
         return np.asarray((targets > 0.0).astype(np.int64) if self.several else self.classes[targets.argmax(1)])
