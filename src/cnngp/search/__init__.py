@@ -36,8 +36,7 @@ from .study import SAMPLERS, Study, StudyError, Trial, best
 __all__ = ["SearchResult", "Space", "StudyError", "Trial", "random_search", "split_for"]
 
 # Draws in a row that no network comes of, and that fail: more are the fault of the space, or of the machine or data.
-_MOST_INVALID = 1000
-_MOST_FAILURES = 3
+_MOST_INVALID, _MOST_FAILURES = 1000, 3
 
 Scorer: TypeAlias = Callable[[Iterable[str], Problem], Generator[tuple[int, Outcome]]]
 """Networks and images in; (k, what came of the k-th network) out, as they come. Networks are taken when needed."""
