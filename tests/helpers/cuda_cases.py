@@ -77,7 +77,9 @@ def agrees(run: OnCard, net: Network, shape: tuple[int, ...], tolerance: float =
     n, m = (4, 2) if pools else (5, 3)
     X, Z = images(rng, n, shape), images(rng, m + 1, shape)[:-1]
     dtype, series = str(run.dtype), any(isinstance(a.layer, Elementwise) for a in run.source.data.program.activations)
-    across, S = run.cross(X, Z), run.symmetric(X)
+    across, S, both = run.cross(X, Z), run.symmetric(X), np.concatenate([X, Z])
+    judged = run.kinds == 2 and not tolerance
+    joint = run.symmetric(both).reshape(-1, n + m, n + m) if judged else S
     assert np.array_equal(across[..., 1:3, 1:], run.cross(X[1:3], Z[1:])), "depends on the batch"
     assert np.array_equal(S, S.swapaxes(-1, -2))
     assert np.array_equal(S[..., 0, 1:], run.cross(X[:1], X[1:])[..., 0, :])
@@ -85,14 +87,17 @@ def agrees(run: OnCard, net: Network, shape: tuple[int, ...], tolerance: float =
     diagonals = run.diagonals(X)
     for k, kind in enumerate(KINDS[: run.kinds]):
         R, bound = reference.kernel(net, X, kind=kind), tolerance or (1e-6 if dtype == "float32" else 1e-12)
-        found = compare(net, X, S.reshape(-1, n, n)[k], run.dtype, kind) if run.kinds == 2 and not tolerance else None
+        found = compare(net, both, joint[k], run.dtype, kind) if judged else None
         if found is not None:
             bound = tangent_bound(net, found.bound, dtype, one_pixel and kind == "ntk" and dtype == "float64")
         assert error(S.reshape(-1, n, n)[k], R) <= bound, kind
         assert error(across.reshape(-1, n, m)[k], reference.kernel(net, X, Z, kind=kind)) <= bound, kind
-        assert np.allclose(
-            diagonals[k], R.diagonal(), rtol=(1e-7 if dtype == "float32" else 1e-9) if series else 1e-13, atol=0.0
-        ), kind
+        rtol = (1e-7 if dtype == "float32" else 1e-9) if series else 1e-13
+        if (
+            pools and kind == "ntk"
+        ):  # two places of one image may be equal up to a factor, and the tables are of float64
+            rtol = tangent_bound(net, rtol, "float64", True)
+        assert np.allclose(diagonals[k], R.diagonal(), rtol=rtol, atol=0.0), kind
 
 
 def images(rng: np.random.Generator, n: int, shape: tuple[int, ...]) -> np.ndarray:
