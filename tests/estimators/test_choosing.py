@@ -194,6 +194,7 @@ def test_few_groups_are_compared_with_all_their_images() -> None:
     gain = np.repeat([1.0, -0.8] * 5, 8)
     assert comparing.clear(np.tile([1.0, -0.8], 400)) is True
     assert comparing.clear(gain, groups) is comparing.clear(gain, with_images) is False
+    assert not comparing.clear(np.tile([1.0, -0.9], 20), np.arange(40) // 20)  # two groups that gain alike by chance
 
 
 def test_a_larger_network_is_taken_unless_it_is_clearly_worse(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,8 +337,9 @@ def test_labels_and_targets_that_are_noise_are_named_in_the_report_without_a_war
 
 
 def test_blank_images_give_one_error_and_a_few_of_them_do_no_harm() -> None:
-    with pytest.raises(MatrixError, match="the kernel of all 30 points is zero"):
-        GPClassifier(device="cpu").fit(np.zeros((30, 1, 12, 12)), np.arange(30) % 3)
+    for shape in ((1, 12, 12), (3, 20, 20)):
+        with pytest.raises(MatrixError, match="the kernel of all 30 points is zero"):
+            GPClassifier(device="cpu").fit(np.zeros((30, *shape)), np.arange(30) % 3)
     X, y = bars(60, 0)
     X[:4] = 0.0
     assert GPClassifier(device="cpu").fit(X, y).choice_.gain > 0.0  # type: ignore[union-attr]

@@ -288,17 +288,15 @@ class _Search:
         """Give the best row its largest size, if that is no worse than the compared one on as many images as what is
         left allows; whether its smaller relatives alone were compared on all of them.
         """
-        last, compared = len(best.sizes) - 1, best.at
-        if best.at == last:
+        last = len(best.sizes) - 1
+        if best.at == last or best.K is None or not np.isfinite(best.losses).all():
             return False
         n = min(best.images, _SOME, int(math.sqrt(max(0.0, 2 * self.left / best.sizes[last].elements))))
         if n >= min(best.images, _FIRST[0]):
             large, (few, groups) = replace(best, at=last, K=None), self._about(n)
             bar.set_postfix_str(f"{large.candidate} on {n:,} images", refresh=False)
             large.judge(self.images.at(self.order[:n]), few, groups, last)
-            assert best.K is not None
             if clear(large.losses - left_out(best.K[:n, :n], few, groups), groups):
-                best.sizes = best.sizes[: compared + 1]
                 return False
         best.at = last
         return True

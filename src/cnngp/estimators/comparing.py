@@ -116,11 +116,16 @@ class Tried:
 
 
 def clear(gain: Floats, groups: Codes = None) -> bool:
-    """Whether images gain so much on average, beyond what may be chance; all of a group may gain by one chance."""
+    """Whether images gain so much on average, beyond what may be chance.
+
+    All of a group may gain by one chance; of few groups it can be small by chance too, so that of single images counts
+    where it is larger.
+    """
     apart = gain - gain.mean()
+    chances = [apart]
     if (names := names_of(groups)) is not None:
-        apart = np.bincount(np.unique(names, return_inverse=True)[1], apart)
-    error = math.sqrt(float((apart**2).sum())) / len(gain)
+        chances.append(np.bincount(np.unique(names, return_inverse=True)[1], apart))
+    error = math.sqrt(max(float((chance**2).sum()) for chance in chances)) / len(gain)
     return bool(gain.mean() > max(WORTH, STANDARD_ERRORS * error))
 
 
