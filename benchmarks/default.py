@@ -7,7 +7,7 @@ Every method sees the same N training images and nothing else, and all are teste
 first N of the set, or with `--draws D` drawn at random D times, as many of each class as can be: tables of few labels
 are made in this way. `--hindsight` fits the largest affordable network of every row of the table to all N images, and
 the best of them by the test images is what no choice could beat by more than luck; the test images play no other part.
-`--network` adds a ResNet trained on images that are moved at random (benchmarks/trained.py, needs PyTorch). A line at
+`--network` adds a ResNet-18 trained on random crops and mirror images (benchmarks/trained.py, needs PyTorch). A line at
 the end of each block says whether the choice is within a point, or two standard errors of the difference, of the best
 of the others. `--data` takes what `cnngp classify --data` takes, and the names of benchmarks/drawn.py.
 """
@@ -106,7 +106,7 @@ def methods(data: datasets.Dataset, asked: argparse.Namespace) -> dict[str, Call
     if asked.rivals and np.unique(data.y, return_counts=True)[1].min() >= _FOLDS:
         found |= {name: lambda model=model: rival(model, data) for name, model in rivals().items()}
     if asked.network:
-        found["ResNet, trained"] = lambda: network(data, asked.device)
+        found["ResNet-18, trained"] = lambda: network(data, asked.device)
     if asked.hindsight:
         n = len(data.X)
         limit = min(AN_IMAGE * n, IN_ALL) * max(EFFORTS[effort] for effort in asked.effort)
@@ -120,8 +120,8 @@ def methods(data: datasets.Dataset, asked: argparse.Namespace) -> dict[str, Call
 def network(data: datasets.Dataset, device: str) -> Result:
     from . import trained
 
-    r = trained.residual(data, "cuda" if device == "cuda" else "cpu")
-    # The mean of several seeds: only its share of wrong images is known.
+    r = trained.resnet18(data, "cuda" if device == "cuda" else "cpu")
+    # Only its share of wrong images is known.
     wrong = np.arange(len(data.y_test)) < round(r["error"] * len(data.y_test))
     return Result(wrong, r["nll"], r["ece"])
 
@@ -170,7 +170,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--test", type=int, default=2000, help="test images, at most")
     parser.add_argument("--effort", nargs="+", choices=list(EFFORTS), default=["normal"])
     parser.add_argument("--hindsight", action="store_true", help="every row of the table by itself as well")
-    parser.add_argument("--network", action="store_true", help="a trained ResNet as well")
+    parser.add_argument("--network", action="store_true", help="a trained ResNet-18 as well")
     parser.add_argument("--no-rivals", dest="rivals", action="store_false", help="leave out scikit-learn's methods")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=Path, default=None, help="write the figures to this file as well")

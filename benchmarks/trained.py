@@ -76,6 +76,34 @@ def residual(data: datasets.Dataset, device: str, steps: int = 1500, seeds: int 
     return found | {"train_s": found["train_s"] + tuning, "chosen": f"rate {rate:g}, turn {turn:g}, {stop} steps"}
 
 
+def resnet18(data: datasets.Dataset, device: str, steps: int | None = None, seeds: int = 1) -> Result:
+    images = _Images(data, device)
+    n, channels, height, width = images.X.shape
+    mean, spread = images.X.mean((0, 2, 3), keepdim=True), images.X.std((0, 2, 3), keepdim=True) + 1e-6
+    images.X, images.X_test = (images.X - mean) / spread, (images.X_test - mean) / spread
+    count = steps or max(1500, 100 * n // 128)
+    border = max(1, height // 8)
+    padded = F.pad(images.X, (border,) * 4)
+
+    def train(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        net = _residual_network(channels, images.classes, (64, 128, 256, 512), blocks=2, dropout=0.0).to(device)
+        optimiser = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 0.1, total_steps=count)
+        down, across = torch.arange(height, device=device), torch.arange(width, device=device)
+        for _ in range(count):
+            rows = torch.randint(n, (min(128, n),), device=device)
+            top, left = torch.randint(2 * border + 1, (2, len(rows), 1), device=device)
+            mirrored = (torch.rand(len(rows), 1, device=device) < 0.5) & (channels >= 3)
+            columns = left + torch.where(mirrored, width - 1 - across, across)
+            crops = padded[rows[:, None, None], :, (top + down)[:, :, None], columns[:, None, :]].movedim(3, 1)
+            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+                _step(net, optimiser, schedule, crops, images.y[rows])
+        return net
+
+    return images.judged(train, seeds)
+
+
 def _trained(images: _Images, rows: Any, rate: float, turn: float, steps: int, seed: int) -> Any:
     """The network after each hundred steps, with how many they were."""
     torch.manual_seed(seed)
@@ -120,11 +148,20 @@ class _Block(nn.Module):
         return F.relu(self.main(x) + self.skip(x))
 
 
-def _residual_network(channels: int, classes: int) -> nn.Module:
+def _residual_network(
+    channels: int, classes: int, widths: tuple[int, ...] = (32, 64, 128), blocks: int = 1, dropout: float = 0.2
+) -> nn.Module:
+    """Stages of so many filters and blocks, of which all but the first begin with a stride of 2."""
+    before = (widths[0], *widths)
+    stages = [
+        _Block(before[i] if b == 0 else w, w, 2 if b == 0 and i > 0 else 1)
+        for i, w in enumerate(widths)
+        for b in range(blocks)
+    ]
     return nn.Sequential(
-        *(nn.Conv2d(channels, 32, 3, 1, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU()),
-        *(_Block(32, 32, 1), _Block(32, 64, 2), _Block(64, 128, 2)),
-        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(128, classes)),
+        *(nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU()),
+        *stages,
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(dropout), nn.Linear(widths[-1], classes)),
     )
 
 
