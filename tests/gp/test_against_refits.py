@@ -53,6 +53,20 @@ def test_the_exact_posterior(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
     assert_left_out(problem.exact(), expected, variance)
 
 
+@pytest.mark.parametrize("copies", [2, 3])
+@pytest.mark.parametrize("noise", [0.0, 1e-12])
+@pytest.mark.filterwarnings("ignore::cnngp.gp.linalg.JitterWarning")
+def test_copies_that_are_left_out_together_without_noise(noise: float, copies: int) -> None:
+    """Like single points, though the block of K⁻¹ that belongs to them is singular but for rounding."""
+    problem = Problem(0)
+    n, group = problem.n, np.repeat(np.arange(problem.n), copies)
+    K, Y = problem.K[:n, :n], problem.Y
+    gp = ExactGP(K[np.ix_(group, group)], Y[group], noise=noise, groups=group, amplitude=1.7)
+    problem.own[:] = 0.0
+    mean, variance, _ = problem.left_out(noise=gp.factor.shift / copies)
+    assert_left_out(gp, mean, variance, group)
+
+
 @seeds
 def test_points_that_are_added(seed: int) -> None:
     problem = Problem(seed)
@@ -174,9 +188,10 @@ def p_of_last(problem: Problem, scores: Any, among: Any) -> float:
     return (1.0 + sum(votes)) / (1.0 + len(votes))
 
 
+@pytest.mark.parametrize("ties", [False, True])
 @seeds
-def test_conformal_sets(seed: int) -> None:
-    problem, by_class = Problem(seed), seed % 2 == 1
+def test_conformal_sets(seed: int, ties: bool) -> None:
+    problem, by_class = Problem(seed, ties=ties), seed % 2 == 1
     expected = np.empty((M, 3))
     for x, c in np.ndindex(M, 3):
         Y = coded[np.r_[problem.labels, c]]
@@ -190,9 +205,10 @@ def test_conformal_sets(seed: int) -> None:
     np.testing.assert_array_equal(allowed(found, 0.7), expected > 0.3 + 1e-9)
 
 
+@pytest.mark.parametrize("ties", [False, True])
 @seeds
-def test_conformal_sets_of_each_label(seed: int) -> None:
-    problem = Problem(seed)
+def test_conformal_sets_of_each_label(seed: int, ties: bool) -> None:
+    problem = Problem(seed, ties=ties)
     signs = np.where(problem.rng.random((problem.n, 2)) < 0.4, 1.0, -1.0)
     K_new, _, diagonal = problem.new
     found = p_values_of_each(problem.exact(signs), K_new, diagonal)

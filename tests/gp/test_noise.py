@@ -57,6 +57,14 @@ def test_noise_by_likelihood_goes_as_far_as_noise_and_then_says_so() -> None:
         chosen_noise(np.eye(70) + 0.999 * (np.ones((70, 70)) - np.eye(70)), noise - noise.mean(), "ml", "ml")
 
 
+@pytest.mark.parametrize("rule", ["ml", "loo"])
+@pytest.mark.parametrize("n", [1, 2, 30])
+def test_targets_that_say_nothing_of_noise_have_next_to_none(n: int, rule: str) -> None:
+    """Of points that are unlike each other all noise is as good, but for rounding."""
+    Y = np.random.default_rng(n).standard_normal((n, 2))
+    assert chosen_noise(3.0 * np.eye(n), Y, rule, "ml") < 1e-8
+
+
 def threads() -> set[int]:
     return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
 

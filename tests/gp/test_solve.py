@@ -16,9 +16,7 @@ from cnngp.gp import solve
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.linalg import JitterWarning
 from cnngp.gp.solving import ConvergenceWarning, conjugate
-from cnngp.gp.solving import checkpoint as checkpoint_module
-from cnngp.gp.solving.checkpoint import Checkpoint
-from cnngp.gp.solving.conjugate import Nystrom
+from cnngp.gp.solving.conjugate import Checkpoint, Nystrom
 from cnngp.gp.solving.matrices import SymmetricMatrix
 from helpers.solves import DIGITS, KERNEL, targets, twice
 
@@ -197,7 +195,7 @@ class Killed(BaseException):
 
 def _kill_after(monkeypatch: pytest.MonkeyPatch, iterations: int) -> None:
     """Every iteration is kept, and the process dies right after that of one of them was."""
-    monkeypatch.setattr(checkpoint_module, "SECONDS", 0.0)
+    monkeypatch.setattr(conjugate, "SECONDS", 0.0)
     see = Checkpoint.see
 
     def seen(self: Checkpoint, state: conjugate.State) -> None:

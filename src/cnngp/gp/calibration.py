@@ -20,6 +20,7 @@ Labels = NDArray[np.intp]
 
 # Below the rounding of a float32 kernel a probability carries no information, so none is reported as zero.
 _FLOOR = 1e-12
+_SURE = 1e-100  # a standard deviation of 0, of which means that are equal make chances that are
 _CHUNK = 1024
 # What is thought of log T before a label is seen: a normal distribution, so wide that a few dozen labels outweigh it.
 # If targets of ±1 scatter around their mean with variance σ², which is at most 1, the log odds of two classes are the
@@ -41,7 +42,7 @@ def probability_of_largest(mean: Array, std: Array, nodes: int = 64) -> Array:
     """
     from scipy.special import log_ndtr, ndtr
 
-    m, s = np.asarray(mean, dtype=np.float64), np.asarray(std, dtype=np.float64)
+    m, s = np.asarray(mean, dtype=np.float64), np.maximum(np.asarray(std, dtype=np.float64), _SURE)
     if m.shape[1] == 2:
         return _normalised(ndtr(np.stack([m[:, 0] - m[:, 1], m[:, 1] - m[:, 0]], 1) / (math.sqrt(2.0) * s[:, None])))
     z, w = np.polynomial.hermite_e.hermegauss(nodes)
@@ -128,7 +129,7 @@ def smoothed(labels: Labels, classes: int) -> Array:
     """The probabilities (n, classes) of labels that are allowed to be wrong."""
     n = len(labels)
     wrong = 1.0 / (n + 2)
-    target = np.full((n, classes), wrong / (classes - 1))
+    target = np.full((n, classes), wrong / max(classes - 1, 1))
     target[np.arange(n), labels] = 1.0 - wrong
     return target
 

@@ -30,13 +30,13 @@ from cnngp.common.arrays import to_numpy
 from cnngp.common.errors import is_number
 
 from .exact import ExactGP
-from .leave_one_out import blocks_of_factor, in_pieces, sets_left_out
+from .leave_one_out import covariance_by_factor, in_pieces, sets_left_out
 from .linalg import Array, blocks, namespace
 
 Floats = NDArray[np.float64]
 
 _ENTRIES = 1 << 19  # of arrays (N, test points, outputs), held at a time
-_ROUNDING = 1e-9  # by which 1 − coverage is not the number that was meant
+_ROUNDING = 1e-9  # by which 1 − coverage is not the number that was meant, and equal scores are not equal
 
 
 def allowed(p: Floats, coverage: float) -> NDArray[np.bool_]:
@@ -75,7 +75,7 @@ def p_values(gp: ExactGP, K_test: Array, diagonal: Array, labels: NDArray[np.int
             best_but_c = np.where(of_class == best, second, best)
             rising = np.maximum(best_but_c, of_class + 2.0 * moved.pull) - own
             margins = np.where((labels == c)[:, None], best - (own + 2.0 * moved.pull), rising)
-            p[moved.rows, c] = (1.0 + votes[c] @ (margins >= of_new[:, c])) / (1.0 + votes[c].sum())
+            p[moved.rows, c] = (1.0 + votes[c] @ _no_better(margins, of_new[:, c])) / (1.0 + votes[c].sum())
     return p
 
 
@@ -86,7 +86,7 @@ def p_values_of_each(gp: ExactGP, K_test: Array, diagonal: Array) -> Floats:
     for moved in _moved(gp, K_test, diagonal):
         for k, y in enumerate((-1.0, 1.0)):
             # By how far a mean is on the wrong side.
-            worse = -Y * (Y - moved.deviations(y - moved.mean)) >= -y * moved.mean.T[:, None]
+            worse = _no_better(-Y * (Y - moved.deviations(y - moved.mean)), -y * moved.mean.T[:, None])
             p[moved.rows, :, k] = (1.0 + votes @ worse).T / (1.0 + votes.sum())
     return p
 
@@ -135,11 +135,11 @@ class _Moved(NamedTuple):
 
 def _moved(gp: ExactGP, K_test: Array, diagonal: Array) -> Iterator[_Moved]:
     xp, alpha, outputs, n = namespace(gp.alpha), to_numpy(gp.alpha), int(gp.Y.shape[1]), gp.points
-    own, block_of = 1.0 / to_numpy(gp.inverse_diagonal), blocks_of_factor(gp.factor)
+    own, covariance_of = 1.0 / to_numpy(gp.inverse_diagonal), covariance_by_factor(gp.factor)
     sets = []  # points that are left out together, which of them each set predicts, and S
     for at, chosen in in_pieces(sets_left_out(np.arange(n) if gp.left_out is None else gp.left_out)):
         alone = at.shape[1] == 1
-        S = own[at][:, :, None] if alone else to_numpy(xp.linalg.inv(block_of(xp.asarray(at))))
+        S = own[at][:, :, None] if alone else to_numpy(covariance_of(xp.asarray(at)))
         sets.append((at, chosen, S))
     for rows in blocks(len(K_test), max(1, _ENTRIES // (n * outputs))):
         K = gp.checked_test(K_test[rows])
@@ -167,6 +167,11 @@ def _votes(gp: ExactGP, among: NDArray[np.bool_] | None = None) -> Floats:
     if gp.groups is None:
         return counted
     return np.asarray(counted / np.maximum(np.bincount(gp.groups, counted), 1.0)[gp.groups])
+
+
+def _no_better(scores: Floats, of_new: Floats) -> NDArray[np.bool_]:
+    """Which scores are no less than that of x: those of its copies are equal but for rounding."""
+    return np.asarray(scores >= of_new - _ROUNDING * (1.0 + np.abs(of_new)))
 
 
 def _margins(means: Floats, labels: NDArray[np.intp]) -> Floats:

@@ -27,7 +27,16 @@ from .checks import (
     checked_numbers,
     float64_buffer,
 )
-from .leave_one_out import Codes, LeftOut, as_left_out, blocks_of_factor, leave_out, names_of, sets_left_out, with_new
+from .leave_one_out import (
+    Codes,
+    LeftOut,
+    as_left_out,
+    covariance_by_factor,
+    leave_out,
+    names_of,
+    sets_left_out,
+    with_new,
+)
 from .linalg import Array, Factor, NotPositiveDefinite, factorised, namespace, set_diagonal, warn_of_jitter
 from .near_copies import novelty_of_points
 from .noise import Loss, chosen_noise
@@ -129,7 +138,7 @@ class ExactGP(Posterior):
 
     def _without(self, groups: Codes | None) -> LeftOut:
         sets = () if groups is None else sets_left_out(groups)
-        return leave_out(self.alpha, self.inverse_diagonal, sets, blocks_of_factor(self.factor))
+        return leave_out(self.alpha, self.inverse_diagonal, sets, covariance_by_factor(self.factor))
 
     def _warn_of_contradictions(self) -> None:
         """Targets that contradict each other inside of groups, of which too little noise makes a huge amplitude."""

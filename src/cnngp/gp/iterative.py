@@ -128,7 +128,7 @@ class IterativeGP(Posterior):
             predicted[at[whole][chosen[whole]]] = True
         self.unsolved = sum(int(chosen.sum()) for _, chosen in sets) - int(predicted.sum())
         alpha = to_numpy(self.alpha[xp.asarray(units)])
-        left = leave_out(alpha, diagonal, kept, lambda at: inverse[at[:, :, None], at[:, None, :]])
+        left = leave_out(alpha, diagonal, kept, lambda at: np.linalg.inv(inverse[at[:, :, None], at[:, None, :]]))
         self.loo_rows = units[predicted]
         deviations, variances = (xp.asarray(a[predicted]) for a in left[:2])
         self.left = LeftOut(deviations, variances, left.jointly)

@@ -26,6 +26,7 @@ from .objectives import minimised, twice_negative_log
 
 # What all targets together may lose by a smaller noise: a tenth of a nat says nothing.
 _NATS = 0.1
+_ROUNDING = 1e-9  # nats for each target: less than that is rounding
 _LEAST, _MOST = -10.0, 6.0  # log₁₀ of the noise that is tried, in units of the mean eigenvalue
 # Leave-one-out is asked of at most this many points, evenly spread: the right noise does not depend on their number.
 _MOST_POINTS = 6000
@@ -100,7 +101,8 @@ def _searched(K: Array, Y: Array, rule: str, amplitude: Any, groups: Codes | Non
     values, Q = xp.linalg.eigh(K)
     lam, rotated = xp.maximum(values, 0.0), Q.T @ Y
     scale = float(lam.mean())
-    points, as_good = 65, 0.0
+    # Of what is as good, the least is taken; so it is where targets say nothing of noise, as those of unlike points do.
+    points, as_good = 65, _ROUNDING * n * outputs
     if rule == "ml":
         lam, weight = to_numpy(lam), to_numpy((rotated**2).sum(1))
         del Q
@@ -109,15 +111,15 @@ def _searched(K: Array, Y: Array, rule: str, amplitude: Any, groups: Codes | Non
             return twice_negative_log(float((weight / s).sum()), float(np.log(s).sum()), n, outputs, amplitude)
     else:
         squares, sets = Q**2, [] if groups is None else list(sets_left_out(groups))
-        # A loss of classes no longer changes where noise is large: of what is as good, the least is taken.
-        points, as_good = 33, 0.0 if judge is None else _NATS / n
+        # A loss of classes no longer changes where noise is large.
+        points, as_good = 33, as_good if judge is None else _NATS / n
 
         def loss(s: Array) -> float:
-            def block_of(at: Array) -> Array:
+            def covariance_of(at: Array) -> Array:
                 rows = Q[at]  # (sets, size, N)
-                return (rows / s) @ rows.transpose(0, 2, 1)
+                return xp.linalg.inv((rows / s) @ rows.transpose(0, 2, 1))
 
-            left = leave_out(Q @ (rotated / s[:, None]), squares @ (1.0 / s), sets, block_of)
+            left = leave_out(Q @ (rotated / s[:, None]), squares @ (1.0 / s), sets, covariance_of)
             if judge is not None:
                 return judge(to_numpy(Y - left.deviations), to_numpy(Y))
             return twice_negative_log(max(left.one_by_one, left.jointly), left.log_determinant, n, outputs, amplitude)
