@@ -34,7 +34,9 @@ def test_confident_and_certain_predictions_stay_finite() -> None:
 
 def test_one_class_is_certain() -> None:
     scores, labels = RNG.normal(size=(5, 1)), np.zeros(5, int)
-    assert np.isfinite([calibration.fit_temperature(scores, labels), *calibration.fit_label_noise(scores, labels)]).all()
+    assert np.isfinite(
+        [calibration.fit_temperature(scores, labels), *calibration.fit_label_noise(scores, labels)]
+    ).all()
     assert calibration.smoothed_loss(calibration.softmax(scores), labels) == 0.0
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from cnngp.common import memory
 from cnngp.gp import leave_one_out as grouping
-from cnngp.gp import noise as noise_module
+from cnngp.gp import objectives
 from cnngp.gp.checks import MatrixError
 from cnngp.gp.conformal import intervals
 from cnngp.gp.exact import ExactGP
@@ -86,7 +86,7 @@ def test_noise_of_many_points_sees_the_contradictions(monkeypatch):
     points = RNG.normal(size=(60, 2))[groups]
     Y = np.sin(2.0 * points[:, :1]) + 0.3 * RNG.standard_normal((120, 1))
     K = rbf(points)
-    monkeypatch.setattr(noise_module, "_MOST_POINTS", 60)
+    monkeypatch.setattr(objectives, "_MOST_POINTS", 60)
     gp = ExactGP(K, Y, noise="loo", groups=groups)
     assert 0.1 < math.sqrt(gp.amplitude * gp.noise) < 0.5
 

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from cnngp.gp import linalg
-from cnngp.gp import noise as noise_module
+from cnngp.gp import linalg, objectives
 from cnngp.gp.exact import ExactGP
-from cnngp.gp.noise import chosen_noise
-from cnngp.gp.objectives import RULES, Rule, judged
+from cnngp.gp.objectives import RULES, Rule, chosen_noise, judged
 
 
 def problem(n: int, level: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -28,7 +26,7 @@ def problem(n: int, level: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def test_many_points_are_thinned_evenly(monkeypatch):
     K, Y = problem(90, 0.3, 2)
-    monkeypatch.setattr(noise_module, "_MOST_POINTS", 45)
+    monkeypatch.setattr(objectives, "_MOST_POINTS", 45)
     assert ExactGP(K, Y, noise="loo").noise == ExactGP(K[::2, ::2], Y[::2], noise="loo").noise
 
 

@@ -89,19 +89,16 @@ def fit_label_noise(scores: Array, labels: Labels) -> tuple[float, float]:
     """
     n, target = len(labels), smoothed(labels, scores.shape[1])
 
-    def share(log_t: float) -> float:
-        return _best_share(softmax(scores / math.exp(log_t)), target)
-
     def loss(log_t: float, noise: float = 0.0) -> float:
         P = with_label_noise(softmax(scores / math.exp(log_t)), noise)
         prior = 0.5 * ((log_t - _LOG_T) / _LOG_T_STD) ** 2
         return n * smoothed_loss(P, labels) - math.log1p(-noise) + prior
 
-    def including(log_t: float) -> float:
-        return loss(log_t, share(log_t))
+    def share(log_t: float) -> float:
+        return _best_share(softmax(scores / math.exp(log_t)), target)
 
-    plain, noisy = _best_log_t(loss), _best_log_t(including)
-    if loss(plain) - including(noisy) > _CLEAR_GAIN:
+    plain, noisy = _best_log_t(loss), _best_log_t(lambda log_t: loss(log_t, share(log_t)))
+    if loss(plain) - loss(noisy, share(noisy)) > _CLEAR_GAIN:
         return math.exp(noisy), share(noisy)
     return math.exp(plain), 0.0
 
@@ -176,11 +173,6 @@ def reliability(probabilities: Array, labels: Labels, bins: int = 15) -> Reliabi
     return Reliability(confidence, accuracy, count)
 
 
-def expected_calibration_error(probabilities: Array, labels: Labels, bins: int = 15) -> float:
-    """`reliability(…).ece`."""
-    return reliability(probabilities, labels, bins).ece
-
-
 @dataclass(frozen=True)
 class Scores:
     """What a report says of a set of predicted probabilities."""
@@ -195,10 +187,9 @@ class Scores:
 
 
 def scores(probabilities: Array, labels: Labels) -> Scores:
-    """Error, NLL, Brier score and ECE at once."""
-    error = float((probabilities.argmax(1) != labels).mean())
-    of = (negative_log_likelihood, brier_score, expected_calibration_error)
-    return Scores(error, *(measure(probabilities, labels) for measure in of))
+    """Error, negative log likelihood, Brier score and expected calibration error at once."""
+    P, error = probabilities, float((probabilities.argmax(1) != labels).mean())
+    return Scores(error, negative_log_likelihood(P, labels), brier_score(P, labels), reliability(P, labels).ece)
 
 
 def _best_log_t(loss: Callable[[float], float]) -> float:

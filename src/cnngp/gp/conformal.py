@@ -63,19 +63,15 @@ def p_values(gp: ExactGP, K_test: Array, diagonal: Array, labels: NDArray[np.int
     votes = np.stack([_votes(gp, labels == c if by_class else None) for c in range(classes)])
     p = np.empty((len(K_test), classes))
     for moved in _moved(gp, K_test, diagonal):
-        of_new = _margins(moved.mean[:, None, :].repeat(classes, 1), np.arange(classes))  # (m, classes)
+        of_new = _best_of_others(moved.mean.T) - moved.mean.T  # (classes, m)
         # y_c = 2e_c − 1: the classes differ by one column of u, and so of the other points' means.
         means = to_numpy(gp.Y).T[:, :, None] - moved.deviations(-1.0 - moved.mean)
         own = means[labels, points]
         means[labels, points] = -np.inf  # from here on those of the other classes
-        best = second = np.full_like(own, -np.inf)
-        for of_class in means:
-            second, best = np.maximum(second, np.minimum(best, of_class)), np.maximum(best, of_class)
-        for c, of_class in enumerate(means):
-            best_but_c = np.where(of_class == best, second, best)
-            rising = np.maximum(best_but_c, of_class + 2.0 * moved.pull) - own
+        for c, (of_class, best) in enumerate(zip(means, _best_of_others(means), strict=True)):
+            rising = np.maximum(best, of_class + 2.0 * moved.pull) - own
             margins = np.where((labels == c)[:, None], best - (own + 2.0 * moved.pull), rising)
-            p[moved.rows, c] = (1.0 + votes[c] @ _no_better(margins, of_new[:, c])) / (1.0 + votes[c].sum())
+            p[moved.rows, c] = (1.0 + votes[c] @ _no_better(margins, of_new[c])) / (1.0 + votes[c].sum())
     return p
 
 
@@ -174,12 +170,12 @@ def _no_better(scores: Floats, of_new: Floats) -> NDArray[np.bool_]:
     return np.asarray(scores >= of_new - _ROUNDING * (1.0 + np.abs(of_new)))
 
 
-def _margins(means: Floats, labels: NDArray[np.intp]) -> Floats:
-    """By how much the best other class is above the one in `labels`, (…) of means (…, classes)."""
-    own = np.broadcast_to(labels[..., None], (*means.shape[:-1], 1))
-    others = means.copy()
-    np.put_along_axis(others, own, -np.inf, axis=-1)
-    return np.asarray(others.max(-1) - np.take_along_axis(means, own, axis=-1)[..., 0])
+def _best_of_others(means: Floats) -> Floats:
+    """Of means (classes, …), the largest among all other classes than each."""
+    best = second = np.full_like(means[0], -np.inf)
+    for of_class in means:
+        second, best = np.maximum(second, np.minimum(best, of_class)), np.maximum(best, of_class)
+    return np.asarray(np.where(means == best, second, best))
 
 
 def _reached(ends: Floats, votes: Floats, needed: float) -> Floats:

@@ -19,12 +19,14 @@ from cnngp.common.devices import ActualDevice, Device, actual_device, array_modu
 from cnngp.common.errors import is_number, is_whole
 from cnngp.common.progress import progress_bar
 from cnngp.matrix.cluster.connection import ClusterError
+from cnngp.matrix.store.places import local_path
+from cnngp.matrix.store.store import store_of
 
 from ..checks import MatrixError, check_targets, float64_buffer
 from ..linalg import Array, factorised, namespace, warn_of_jitter
 from ..posterior import METHODS, Method
 from .conjugate import Checkpoint, Limits, Nystrom, Outcome, State, relative_residuals, solve_block
-from .matrices import SymmetricMatrix, local_folder, opened_matrix
+from .matrices import SymmetricMatrix, opened_matrix
 
 log = logging.getLogger("cnngp")
 
@@ -178,7 +180,7 @@ def solve_matrix(
 def _cholesky(matrix: SymmetricMatrix, B: Array, noise: float, limits: Limits) -> Outcome:
     factor, jitter = factorised(float64_buffer(matrix.K, on_gpu=is_on_gpu(B)), noise)
     if jitter:
-        warn_of_jitter(factor, jitter, stacklevel=4)
+        warn_of_jitter(len(factor), jitter, factor.diagonal, stacklevel=4)
     X = factor.solve(B)
     residuals = relative_residuals(factor.multiply(X, noise) - B, B)
     reason = f"{jitter:g} of the mean diagonal had to be added" if jitter else "float64 allows no more"
@@ -223,7 +225,10 @@ def _conjugate_gradients(
 
 def _checkpoint(matrix: SymmetricMatrix, B: Array, noise: float, rank: int, path: Path | None) -> Checkpoint | None:
     """At the path given, or next to a store on this machine under a name that no other problem has."""
-    folder = local_folder(matrix.K) if matrix.stored and path is None else None
+    folder = None
+    if path is None and matrix.stored:
+        store = store_of(matrix.K)
+        folder = local_path(matrix.K) if store is None else store.local
     if path is None and folder is None:
         return None
     digest = hashlib.sha256(f"{_STATE} {matrix.fingerprint()} {noise!r} {rank} {B.shape}".encode())

@@ -127,7 +127,7 @@ class State:
 
 
 class Checkpoint:
-    """The state of the solve of one `problem`, in the file `path`, which is replaced as a whole; a killed one goes on."""
+    """The state of the solve of one `problem`, in the file `path`, which is replaced as a whole."""
 
     def __init__(self, path: Path, problem: str) -> None:
         self.path, self.problem = path, problem
