@@ -127,12 +127,16 @@ def test_the_losses_are_the_likelihood_of_a_fit_and_the_density_given_all_others
         assert judged("likelihood", K, Y, 0.2, amplitude).loss == pytest.approx(-gp.log_marginal_likelihood / (N * C))
 
 
+@pytest.mark.parametrize("amplitude", AMPLITUDES)
 @pytest.mark.parametrize(("rule", "word"), [("likelihood", "ml"), ("loo", "loo")])
-def test_the_noise_that_a_fit_chooses_has_no_slope(rule: Rule, word: str) -> None:
+def test_the_noise_that_a_fit_chooses_has_no_slope(rule: Rule, word: str, amplitude: Any) -> None:
+    """And less of the loss than others."""
     K, Y = random_problem(3)
-    noise = chosen_noise(K, Y, word, "ml")
+    noise = chosen_noise(K, Y, word, amplitude)
     assert noise > 1e-6
-    assert judged(rule, K, Y, noise).by_noise * noise == pytest.approx(0.0, abs=1e-5)
+    best = judged(rule, K, Y, noise, amplitude)
+    assert best.by_noise * noise == pytest.approx(0.0, abs=1e-5)
+    assert best.loss < min(judged(rule, K, Y, noise * factor, amplitude).loss for factor in (0.01, 0.9, 1.1, 100.0))
 
 
 @pytest.mark.parametrize("loss", [None, squares])

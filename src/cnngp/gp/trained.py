@@ -115,11 +115,10 @@ class TrainedEnsemble:
             raise MatrixError(f"K(test, training) has {m} rows, Theta(test, training) {len(P)}")
         prior = None
         if K_test_test is not None:
-            shape, expected = (m,) * (1 if np.ndim(K_test_test) == 1 else 2), f"({m},) or ({m}, {m})"
-            prior = checked_numbers(
-                xp, K_test_test, "K(test, test)", shape, expected, 0.0 if len(shape) == 1 else -math.inf
-            )
-            prior = prior if len(shape) == 1 else 0.5 * (float64_buffer(prior) + prior.T)
+            prior = as_float64(xp, K_test_test, "K(test, test)")
+            shape, least = ((m,), 0.0) if prior.ndim == 1 else ((m, m), -math.inf)
+            prior = checked_numbers(xp, prior, "K(test, test)", shape, f"({m},) or ({m}, {m})", least)
+            prior = prior if prior.ndim == 1 else 0.5 * (float64_buffer(prior) + prior.T)
         P, R = P @ self._Q, K_test @ self._Q  # in the eigenvectors of Θ
         times, one = _times(t)
         found: list[tuple[Array, Array, Array]] = []  # mean, variance and covariance at each time
