@@ -45,6 +45,9 @@ def test_the_exact_posterior(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
     assert gp.log_marginal_likelihood == pytest.approx(sum(density.logpdf(y) for y in Y.T), rel=1e-9)
     expected, variance, _ = problem.left_out()
     assert_left_out(gp, expected, variance)
+    low, high = gp.solved().smallest_eigenvalue
+    assert low < np.linalg.eigvalsh(A)[0] <= high * (1.0 + 1e-9)
+    assert gp.solved().spread == pytest.approx(problem.K[:n, :n].diagonal().mean() - problem.K[:n, :n].mean(), rel=1e-9)
     likely = problem.exact(amplitude="ml" if problem.groups is None else 1.0).amplitude
     assert problem.groups is not None or likely == pytest.approx((Y * np.linalg.solve(A, Y)).mean(), rel=1e-9)
     best = ((Y - expected) ** 2 / variance[:, None]).mean()  # the amplitude under which these errors are likeliest

@@ -73,7 +73,7 @@ def test_exact(on_card: Move, noise: Any, seed: int) -> None:
     here, there = made
     assert_same(there, here, problem.new, on_card)
     K_new, K_new_new, diagonal = problem.new
-    found = intervals(there, on_card(K_new), diagonal, 0.5)
+    found = intervals(there, on_card(K_new), on_card(diagonal), 0.5)
     np.testing.assert_allclose(found, intervals(here, K_new, diagonal, 0.5), rtol=1e-5)
     np.testing.assert_array_equal(near_copies(there, None), near_copies(here, None))
     np.testing.assert_allclose(there.novelty().get(), here.novelty(), atol=1e-12)

@@ -34,11 +34,11 @@ def test_noise_by_leave_one_out_is_no_less_than_what_rounding_does() -> None:
     """Of two points that differ by less than rounding, leave-one-out alone would take the difference at its word."""
     rng = np.random.default_rng(0)
     X = np.concatenate([x := rng.random((30, 3)), x[:1] + 1e-7])
-    K = np.exp(-((X[:, None] - X) ** 2).sum(-1))
+    K = 3.0 * np.exp(-((X[:, None] - X) ** 2).sum(-1))
     Y = np.sin(3.0 * X[:, :1])
     exact, rounded = ExactGP(K, Y, noise="loo").noise, ExactGP(K, Y, noise="loo", rounding=1e-4).noise
     assert exact < 1e-4
-    assert rounded == pytest.approx(math.sqrt(31) * 1e-4)
+    assert rounded == pytest.approx(math.sqrt(31) * 3e-4)
     assert ExactGP(K, Y, noise="ml", rounding=1e-4).noise == ExactGP(K, Y, noise="ml").noise
 
 

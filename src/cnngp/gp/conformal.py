@@ -140,7 +140,7 @@ def _moved(gp: ExactGP, K_test: Array, diagonal: Array) -> Iterator[_Moved]:
     for rows in blocks(len(K_test), max(1, _ENTRIES // (n * outputs))):
         K = gp.checked_test(K_test[rows])
         b = gp.factor.solve(K.T)
-        s = np.asarray(diagonal, np.float64)[rows] + gp.factor.shift - to_numpy((K.T * b).sum(0))
+        s = to_numpy(diagonal, "the diagonal")[rows] + gp.factor.shift - to_numpy((K.T * b).sum(0))
         b, m = to_numpy(b), len(s)
         # Of a training image, without noise, only what the rounding of a kernel leaves: of it no weight must be made.
         s = np.maximum(s, np.finfo(np.float32).eps * gp.largest_variance)

@@ -103,10 +103,10 @@ class IterativeGP(Posterior):
         self.inverse_diagonal = xp.asarray(inverse_diagonal[predicted])
         self.loo_targets = Y[xp.asarray(self.loo_rows)]
         self.groups = None if left_out is None else names_of(left_out[self.loo_rows])
-        fit, of = float((Y * self.alpha).sum()), n * outputs
+        fit, count = float((Y * self.alpha).sum()), n * outputs
         if amplitude == "loo" and len(self.loo_rows):
-            fit, of = self.left.one_by_one, self.loo_targets.size
-        self.amplitude = amplitude_of(fit, of, amplitude)
+            fit, count = self.left.one_by_one, self.loo_targets.size
+        self.amplitude = amplitude_of(fit, count, amplitude)
 
     def _solve(self, matrix: SymmetricMatrix, Y: Array, units: Codes) -> tuple[Any, Any, NDArray[np.bool_]]:
         """The solution for the targets, [A⁻¹] among the `units`, and which of these were solved for.
