@@ -34,7 +34,7 @@ def search(study: Any) -> Any:
 def run(order: dict[str, Any]) -> None:
     from cnngp import Dense, Kernel, gram
     from cnngp.gp import solve
-    from cnngp.gp.solving import checkpoint
+    from cnngp.gp.solving import conjugate
 
     kernel = Kernel(Dense(), device="cpu", threads=1)
     if order["what"] == "search":
@@ -42,7 +42,7 @@ def run(order: dict[str, Any]) -> None:
     elif order["what"] == "gram":
         gram(kernel, images(order["images"]), store=order["store"], tile=TILE, progress=False)
     else:
-        checkpoint.SECONDS = 0.0
+        conjugate.SECONDS = 0.0
         solve(order["store"], images(order["images"]), 1e-5, "cg", rank=4, device="cpu", progress=False)
 
 

@@ -25,7 +25,7 @@ from cnngp.common.arrays import DataError
 from cnngp.estimators import Recipe, Term
 from cnngp.estimators.choosing import left_out
 from cnngp.estimators.labels import ClassTargets, Coding, RealTargets
-from cnngp.gp.noise import chosen_noise
+from cnngp.gp.objectives import chosen_noise
 from helpers.estimators import DATA, NET
 
 X, Y, NEW = DATA.X, DATA.y, DATA.X_test

@@ -45,12 +45,29 @@ def test_the_exact_posterior(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
     assert gp.log_marginal_likelihood == pytest.approx(sum(density.logpdf(y) for y in Y.T), rel=1e-9)
     expected, variance, _ = problem.left_out()
     assert_left_out(gp, expected, variance)
+    low, high = gp.solved().smallest_eigenvalue
+    assert low < np.linalg.eigvalsh(A)[0] <= high * (1.0 + 1e-9)
+    assert gp.solved().spread == pytest.approx(problem.K[:n, :n].diagonal().mean() - problem.K[:n, :n].mean(), rel=1e-9)
     likely = problem.exact(amplitude="ml" if problem.groups is None else 1.0).amplitude
     assert problem.groups is not None or likely == pytest.approx((Y * np.linalg.solve(A, Y)).mean(), rel=1e-9)
     best = ((Y - expected) ** 2 / variance[:, None]).mean()  # the amplitude under which these errors are likeliest
     assert problem.exact(amplitude="loo").amplitude == pytest.approx(best, rel=1e-7)
     monkeypatch.setattr(leave_one_out, "_POINTS", 3)
     assert_left_out(problem.exact(), expected, variance)
+
+
+@pytest.mark.parametrize("copies", [2, 3])
+@pytest.mark.parametrize("noise", [0.0, 1e-12])
+@pytest.mark.filterwarnings("ignore::cnngp.gp.linalg.JitterWarning")
+def test_copies_that_are_left_out_together_without_noise(noise: float, copies: int) -> None:
+    """Like single points, though the block of K⁻¹ that belongs to them is singular but for rounding."""
+    problem = Problem(0)
+    n, group = problem.n, np.repeat(np.arange(problem.n), copies)
+    K, Y = problem.K[:n, :n], problem.Y
+    gp = ExactGP(K[np.ix_(group, group)], Y[group], noise=noise, groups=group, amplitude=1.7)
+    problem.own[:] = 0.0
+    mean, variance, _ = problem.left_out(noise=gp.factor.shift / copies)
+    assert_left_out(gp, mean, variance, group)
 
 
 @seeds
@@ -174,9 +191,10 @@ def p_of_last(problem: Problem, scores: Any, among: Any) -> float:
     return (1.0 + sum(votes)) / (1.0 + len(votes))
 
 
+@pytest.mark.parametrize("ties", [False, True])
 @seeds
-def test_conformal_sets(seed: int) -> None:
-    problem, by_class = Problem(seed), seed % 2 == 1
+def test_conformal_sets(seed: int, ties: bool) -> None:
+    problem, by_class = Problem(seed, ties=ties), seed % 2 == 1
     expected = np.empty((M, 3))
     for x, c in np.ndindex(M, 3):
         Y = coded[np.r_[problem.labels, c]]
@@ -190,9 +208,10 @@ def test_conformal_sets(seed: int) -> None:
     np.testing.assert_array_equal(allowed(found, 0.7), expected > 0.3 + 1e-9)
 
 
+@pytest.mark.parametrize("ties", [False, True])
 @seeds
-def test_conformal_sets_of_each_label(seed: int) -> None:
-    problem = Problem(seed)
+def test_conformal_sets_of_each_label(seed: int, ties: bool) -> None:
+    problem = Problem(seed, ties=ties)
     signs = np.where(problem.rng.random((problem.n, 2)) < 0.4, 1.0, -1.0)
     K_new, _, diagonal = problem.new
     found = p_values_of_each(problem.exact(signs), K_new, diagonal)

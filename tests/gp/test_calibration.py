@@ -27,6 +27,17 @@ def test_confident_and_certain_predictions_stay_finite() -> None:
     P = calibration.probability_of_largest(np.array([[1.0, -1.0, -1.0]]), np.array([1e-9]))
     assert np.isfinite(np.log(P)).all()
     assert P[0, 0] > 0.999999
+    known = calibration.probability_of_largest(np.array([[1.0, 1.0, 0.0], [0.0, 2.0, 1.0]]), np.zeros(2))
+    np.testing.assert_allclose(known, [[0.5, 0.5, 0.0], [0.0, 1.0, 0.0]], atol=1e-9)
+    np.testing.assert_allclose(calibration.probability_of_largest(np.ones((1, 2)), np.zeros(1)), 0.5)
+
+
+def test_one_class_is_certain() -> None:
+    scores, labels = RNG.normal(size=(5, 1)), np.zeros(5, int)
+    assert np.isfinite(
+        [calibration.fit_temperature(scores, labels), *calibration.fit_label_noise(scores, labels)]
+    ).all()
+    assert calibration.smoothed_loss(calibration.softmax(scores), labels) == 0.0
 
 
 def test_nll_and_reliability_like_scikit_learn() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from cnngp.gp.checks import MatrixError
 from cnngp.gp.inducing import InducingGP
-from helpers import fake_cupy
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 3))
@@ -173,19 +172,3 @@ def test_an_add_that_fails_leaves_the_model_as_it_was() -> None:
     gp.add(parts(None, 2))
     whole = model(noise=NOISE, amplitude=AMPLITUDE)
     np.testing.assert_allclose(gp.mean(rbf(Z, X[M])), whole.mean(rbf(Z, X[M])), atol=1e-9)
-
-
-@pytest.mark.parametrize("noise", [NOISE, 0.0, "ml"])
-@pytest.mark.parametrize("card", ["imitated", pytest.param("real", marks=pytest.mark.gpu)])
-def test_arrays_on_a_card_take_the_same_path(monkeypatch: pytest.MonkeyPatch, noise: Any, card: str) -> None:
-    if card == "imitated":
-        fake_cupy.install(monkeypatch)
-    on_card = fake_cupy.ndarray if card == "imitated" else pytest.importorskip("cupy").asarray
-    here, there = model(noise=noise), model(noise=noise, on=on_card)
-    assert there.noise == pytest.approx(here.noise, rel=1e-5)
-    K = rbf(Z, X[M])
-    np.testing.assert_allclose(there.mean(on_card(K)).get(), here.mean(K), rtol=1e-6, atol=1e-8)
-    found = there.variance(on_card(K), on_card(np.ones(9))).get()
-    np.testing.assert_allclose(found, here.variance(K, np.ones(9)), rtol=1e-5, atol=1e-8)
-    for ours, theirs in zip(there.leave_one_out().moments, here.leave_one_out().moments, strict=True):
-        np.testing.assert_allclose(ours.get(), theirs, rtol=1e-5, atol=1e-7)

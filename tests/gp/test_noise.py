@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from cnngp.gp import linalg
-from cnngp.gp import noise as noise_module
+from cnngp.gp import linalg, objectives
 from cnngp.gp.exact import ExactGP
-from cnngp.gp.noise import chosen_noise
-from cnngp.gp.objectives import RULES, Rule, judged
+from cnngp.gp.objectives import RULES, Rule, chosen_noise, judged
 
 
 def problem(n: int, level: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -28,7 +26,7 @@ def problem(n: int, level: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def test_many_points_are_thinned_evenly(monkeypatch):
     K, Y = problem(90, 0.3, 2)
-    monkeypatch.setattr(noise_module, "_MOST_POINTS", 45)
+    monkeypatch.setattr(objectives, "_MOST_POINTS", 45)
     assert ExactGP(K, Y, noise="loo").noise == ExactGP(K[::2, ::2], Y[::2], noise="loo").noise
 
 
@@ -36,11 +34,11 @@ def test_noise_by_leave_one_out_is_no_less_than_what_rounding_does() -> None:
     """Of two points that differ by less than rounding, leave-one-out alone would take the difference at its word."""
     rng = np.random.default_rng(0)
     X = np.concatenate([x := rng.random((30, 3)), x[:1] + 1e-7])
-    K = np.exp(-((X[:, None] - X) ** 2).sum(-1))
+    K = 3.0 * np.exp(-((X[:, None] - X) ** 2).sum(-1))
     Y = np.sin(3.0 * X[:, :1])
     exact, rounded = ExactGP(K, Y, noise="loo").noise, ExactGP(K, Y, noise="loo", rounding=1e-4).noise
     assert exact < 1e-4
-    assert rounded == pytest.approx(math.sqrt(31) * 1e-4)
+    assert rounded == pytest.approx(math.sqrt(31) * 3e-4)
     assert ExactGP(K, Y, noise="ml", rounding=1e-4).noise == ExactGP(K, Y, noise="ml").noise
 
 
@@ -55,6 +53,14 @@ def test_noise_by_likelihood_goes_as_far_as_noise_and_then_says_so() -> None:
     noise = rng.normal(size=(70, 1))
     with pytest.warns(UserWarning, match="^noise='ml' chose the most noise that is tried: .* pure noise; check"):
         chosen_noise(np.eye(70) + 0.999 * (np.ones((70, 70)) - np.eye(70)), noise - noise.mean(), "ml", "ml")
+
+
+@pytest.mark.parametrize("rule", ["ml", "loo"])
+@pytest.mark.parametrize("n", [1, 2, 30])
+def test_targets_that_say_nothing_of_noise_have_next_to_none(n: int, rule: str) -> None:
+    """Of points that are unlike each other all noise is as good, but for rounding."""
+    Y = np.random.default_rng(n).standard_normal((n, 2))
+    assert chosen_noise(3.0 * np.eye(n), Y, rule, "ml") < 1e-8
 
 
 def threads() -> set[int]:
@@ -121,12 +127,16 @@ def test_the_losses_are_the_likelihood_of_a_fit_and_the_density_given_all_others
         assert judged("likelihood", K, Y, 0.2, amplitude).loss == pytest.approx(-gp.log_marginal_likelihood / (N * C))
 
 
+@pytest.mark.parametrize("amplitude", AMPLITUDES)
 @pytest.mark.parametrize(("rule", "word"), [("likelihood", "ml"), ("loo", "loo")])
-def test_the_noise_that_a_fit_chooses_has_no_slope(rule: Rule, word: str) -> None:
+def test_the_noise_that_a_fit_chooses_has_no_slope(rule: Rule, word: str, amplitude: Any) -> None:
+    """And less of the loss than others."""
     K, Y = random_problem(3)
-    noise = chosen_noise(K, Y, word, "ml")
+    noise = chosen_noise(K, Y, word, amplitude)
     assert noise > 1e-6
-    assert judged(rule, K, Y, noise).by_noise * noise == pytest.approx(0.0, abs=1e-5)
+    best = judged(rule, K, Y, noise, amplitude)
+    assert best.by_noise * noise == pytest.approx(0.0, abs=1e-5)
+    assert best.loss < min(judged(rule, K, Y, noise * factor, amplitude).loss for factor in (0.01, 0.9, 1.1, 100.0))
 
 
 @pytest.mark.parametrize("loss", [None, squares])

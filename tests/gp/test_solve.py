@@ -1,24 +1,25 @@
-"""Solving a kernel matrix by every method: against Cholesky on real images, when it fails, and when it is killed."""
+"""Solving a kernel matrix: against Cholesky on real images, what is refused, when it fails, and when it is killed."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from cnngp import Kernel, datasets, zoo
+from cnngp import Kernel, datasets, gram, zoo
+from cnngp.common import memory
 from cnngp.common.errors import StoreError
 from cnngp.gp import solve
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.linalg import JitterWarning
 from cnngp.gp.solving import ConvergenceWarning, conjugate
-from cnngp.gp.solving import checkpoint as checkpoint_module
-from cnngp.gp.solving.checkpoint import Checkpoint
-from cnngp.gp.solving.conjugate import Nystrom
+from cnngp.gp.solving.conjugate import Checkpoint, Nystrom
 from cnngp.gp.solving.matrices import SymmetricMatrix
 from helpers.solves import DIGITS, KERNEL, targets, twice
 
@@ -118,34 +119,6 @@ def test_the_preconditioner_is_what_it_says_and_saves_passes(real: Any) -> None:
     assert passes[0] > 1.2 * passes[1] > 1.44 * passes[2]
 
 
-def test_a_system_that_has_no_solution_is_not_claimed_to_be_solved() -> None:
-    """The same images twice with other targets, without noise."""
-    K = KERNEL(np.concatenate([DIGITS.X[:60]] * 2))
-    Y = np.random.default_rng(0).normal(size=(120, 2))
-    with pytest.warns(ConvergenceWarning, match=r"not solved: relative residual \d\.\de[-+]\d+ after"):
-        found = solve(K, Y, 0.0, "cg", device="cpu")
-    assert not found.converged
-    assert found.error_bound == np.inf
-    true = np.linalg.norm(K @ found.weights - Y, axis=0) / np.linalg.norm(Y, axis=0)
-    assert 0.1 < true.max() <= 1.0  # not solved, and not worse than no weights at all
-    np.testing.assert_allclose(found.residuals, true, rtol=1e-6)
-    assert f"{true.max():.1e}" in found.message
-
-
-def test_a_column_without_a_solution_does_not_cost_the_others_theirs() -> None:
-    """The last image twice: its unit vector is out of the matrix's range, the targets are in it."""
-    rows = np.r_[0:200, 199]
-    K, Y = twice(rows), targets()[rows]
-    B = np.concatenate([Y, np.eye(201)[:, -1:]], axis=1)
-    with pytest.warns(ConvergenceWarning, match="not solved"):
-        found = solve(K, B, 0.0, "cg", device="cpu", rank=0)
-    assert (found.residuals[:-1] < 1e-3).all()
-    assert found.residuals[-1] > 0.5
-    np.testing.assert_allclose(
-        found.residuals, np.linalg.norm(K @ found.weights - B, axis=0) / np.linalg.norm(B, axis=0), rtol=1e-6
-    )
-
-
 def test_a_residual_that_rises_first_is_no_stall(tmp_path: Path) -> None:
     x = np.random.default_rng(0).uniform(-1, 1, (500, 2))
     K = np.exp(-((x[:, None] - x[None]) ** 2).sum(-1) / (2 * 0.1**2))
@@ -160,25 +133,35 @@ def test_a_residual_that_rises_first_is_no_stall(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.weights, found.weights)
 
 
-@pytest.mark.parametrize(
-    ("K", "noise", "options", "message"),
-    [
-        (
-            KERNEL(DIGITS.X),
-            1e-4,
-            {"iterations": 3},
-            "after 3 iterations, 1e-09 was asked for; 3 iterations were not eno",
-        ),
-        (2.0 * np.ones((30, 30)) - np.eye(30), 0.0, {}, "not positive definite"),
-    ],
-)
-def test_what_was_not_solved_says_why(K: Any, noise: float, options: dict[str, Any], message: str) -> None:
-    np.testing.assert_allclose(solve(np.zeros((8, 8)), np.ones(8), 2.0, "cg", device="cpu").weights, 0.5)
+LAST_TWICE = np.r_[0:200, 199]  # its unit vector is out of the matrix's range, the targets are in it
+UNSOLVED: dict[str, tuple[Any, ...]] = {
+    "copies": (twice(np.r_[:60, :60]), np.random.default_rng(0).normal(size=(120, 2)), 0.0, {}, "not solved"),
+    "a column": (twice(LAST_TWICE), np.c_[targets()[LAST_TWICE], np.eye(201)[:, -1:]], 0.0, {"rank": 0}, "not solved"),
+    "passes": (KERNEL(DIGITS.X), targets(), 1e-4, {"rank": 0, "iterations": 3}, "1e-09 was .* 3 iterations were not"),
+    "sign": (2.0 * np.ones((30, 30)) - np.eye(30), np.arange(30.0)[:, None], 0.0, {"rank": 0}, "not positive definite"),
+}
+
+
+@pytest.mark.parametrize("case", UNSOLVED)
+def test_what_was_not_solved_says_why_and_is_no_worse_than_nothing(case: str) -> None:
+    """One column without a solution does not cost the others theirs."""
+    K, Y, noise, options, message = UNSOLVED[case]
     with pytest.warns(ConvergenceWarning, match=message):
-        found = solve(K, np.arange(len(K)), noise, "cg", device="cpu", rank=0, **options)
+        found = solve(K, Y, noise, "cg", device="cpu", **options)
     assert not found.converged
-    assert found.residuals > 1e-9
+    assert found.error_bound == np.inf or noise > 0.0
+    true = np.linalg.norm(K @ found.weights + noise * found.weights - Y, axis=0) / np.linalg.norm(Y, axis=0)
+    assert 1e-9 < true.max() <= 1.0
+    np.testing.assert_allclose(found.residuals, true, rtol=1e-6)
+    assert f"{true.max():.1e} after {found.iterations} iterations" in found.message
     assert found.iterations == options.get("iterations", found.iterations)
+    if case == "a column":
+        assert (true[:-1] < 1e-3).all()
+        assert true[-1] > 0.5
+
+
+def test_a_matrix_of_zeros_is_solved_by_its_noise() -> None:
+    np.testing.assert_allclose(solve(np.zeros((8, 8)), np.ones(8), 2.0, "cg", device="cpu").weights, 0.5)
 
 
 def test_cholesky_of_a_singular_matrix_says_that_it_added_something() -> None:
@@ -186,6 +169,99 @@ def test_cholesky_of_a_singular_matrix_says_that_it_added_something() -> None:
     Y = np.random.default_rng(0).normal(size=(60, 1))
     with pytest.warns(JitterWarning), pytest.warns(ConvergenceWarning, match="mean diagonal had to be added"):
         assert not solve(K, Y, 0.0, "cholesky", device="cpu").converged
+
+
+# ---- what is taken, and what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("free", "method"), [(720_000, "cholesky"), (719_999, "cg")])
+def test_auto_takes_what_fits(stored: Path, monkeypatch: pytest.MonkeyPatch, free: int, method: str) -> None:
+    monkeypatch.setattr(memory, "available", lambda device="cpu": free)
+    assert solve(stored, targets(), 0.01, device="cpu").method == method
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"method": "lu"}, "method='lu' is not one of 'auto', 'cholesky', 'cg'"),
+        ({"noise": -1.0}, "noise=-1.0: expected a variance"),
+        ({"noise": "ml"}, "noise='ml': expected a variance"),
+        ({"tolerance": 2.0}, "tolerance=2.0: expected a number between 0 and 1"),
+        ({"device": "tpu"}, "device='tpu' is not"),
+        ({"Y": np.ones(5)}, r"shape of the targets is \(5, 1\); expected \(4 points"),
+        ({"store": np.ones((3, 4))}, r"shape \(3, 4\); expected \(N, N\)"),
+        ({"store": np.diag([1.0, np.nan, 1.0, 1.0])}, "contains NaN or infinity"),
+        ({"store": np.diag([1.0, -1.0, 1.0, 1.0])}, "negative numbers on its diagonal"),
+        ({"client": SimpleNamespace(scatter=0, map=0, gather=0)}, "client= needs a matrix in a store"),
+        ({"client": "tcp://host:8786"}, "client='tcp://host:8786': expected a dask.distributed.Client"),
+        ({"method": ["cg"]}, r"method=\['cg'\] is not one of"),
+        ({"noise": [0.1]}, r"noise=\[0.1\]: expected a variance"),
+        ({"tolerance": "1e-6"}, "tolerance='1e-6': expected a number between 0 and 1"),
+        ({"rank": -1}, "rank=-1: expected a whole number of 0 or more, or None"),
+        ({"rank": 2.5}, "rank=2.5: expected a whole number"),
+        ({"iterations": 0}, "iterations=0: expected a whole number of 1 or more"),
+        ({"iterations": None}, "iterations=None: expected a whole number"),
+        ({"checkpoint": 3}, "checkpoint=3: expected the path of a file, or None"),
+        ({"checkpoint": ""}, "checkpoint='': expected the path of a file"),
+        ({"Y": np.ones(4) + 0j}, "^Y has type complex128; expected real numbers$"),
+        ({"Y": [1, "2", 3, 4]}, "^Y has type <U21; expected real numbers$"),
+        ({"store": np.eye(4) + 0j}, "^the kernel matrix has type complex128; expected real numbers$"),
+        ({"store": np.eye(4).astype("S8")}, r"^the kernel matrix has type \|S8; expected real numbers$"),
+        ({"store": np.full((4, 4), "1", object)}, "^the kernel matrix holds Python objects that are not all real"),
+    ],
+)
+def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
+    good = {"store": np.eye(4), "Y": np.ones(4), "noise": 0.1, "method": "cg", "device": "cpu"}
+    for method in ("cg", "cholesky") if {"Y", "store"} & set(arguments) and "has type" in message else ("cg",):
+        with pytest.raises(ValueError, match=message) as caught:
+            solve(**(good | {"method": method} | arguments))
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["cholesky", "cg"])
+def test_any_library_and_any_real_type(method: Any) -> None:
+    K = np.diag([1.0, 2.0, 3.0]) + 1.0
+    expected = np.linalg.solve(K + 0.5 * np.eye(3), [1.0, 2.0, 3.0])
+    torch_K = torch.tensor(K, requires_grad=True)
+    for matrix in (K.astype(np.float32), K.astype(np.int64), K.astype(object), K.tolist(), torch_K):
+        Y = torch.tensor([1.0, 2.0, 3.0]) if matrix is torch_K else [1, 2, 3]
+        options = {"rank": np.int64(1), "iterations": np.int32(50), "tolerance": np.float64(1e-10)}
+        for noise in (np.float32(0.5), np.array(0.5), torch.tensor(0.5)):
+            found = solve(matrix, Y, noise, method, device="cpu", **options)
+            np.testing.assert_allclose(found.weights, expected, rtol=1e-8)
+
+
+def test_stores_that_cannot_be_solved(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="is no store of a kernel matrix; compute it there with gram"):
+        solve(tmp_path / "nothing.zarr", targets(), 0.1)
+    assert not (tmp_path / "nothing.zarr").exists()
+    gram(KERNEL, DIGITS.X[:40], DIGITS.X[40:60], store=tmp_path / "cross.zarr")
+    with pytest.raises(StoreError, match="matrix of two sets of images"):
+        solve(tmp_path / "cross.zarr", targets(40), 0.1)
+    K = gram(KERNEL, DIGITS.X[:60], store=tmp_path / "K.zarr", tile=32)
+    chunk = tmp_path / "K.zarr" / "K" / "c" / "0" / "1"
+    data = bytearray(chunk.read_bytes())
+    data[100] ^= 1
+    chunk.write_bytes(bytes(data))
+    with pytest.raises(StoreError, match=r"cannot be used: its checksum is wrong; run gram on the store again"):
+        solve(K, targets(60), 0.1, "cg", device="cpu")
+    chunk.unlink()
+    with pytest.raises(StoreError, match="lacks 1 of 3 tiles; run gram"):
+        solve(tmp_path / "K.zarr", targets(60), 0.1)
+    with pytest.raises(StoreError, match=r"chunk \(0, 1\) .* cannot be used: it is not there; run gram"):
+        solve(K, targets(60), 0.1, "cg", device="cpu")
+
+
+def test_workers_multiply_rows_of_tiles(stored: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    alone = solve(stored, targets(), 0.01, "cg", device="cpu")
+    with (
+        distributed.LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=":0") as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        found = solve(stored, targets(), 0.01, client=client, device="cpu")
+    assert found.method == "cg"
+    np.testing.assert_allclose(found.weights, alone.weights, rtol=1e-7, atol=1e-9)
 
 
 # ---- killed, and run again -------------------------------------------------------------------------------------------
@@ -197,7 +273,7 @@ class Killed(BaseException):
 
 def _kill_after(monkeypatch: pytest.MonkeyPatch, iterations: int) -> None:
     """Every iteration is kept, and the process dies right after that of one of them was."""
-    monkeypatch.setattr(checkpoint_module, "SECONDS", 0.0)
+    monkeypatch.setattr(conjugate, "SECONDS", 0.0)
     see = Checkpoint.see
 
     def seen(self: Checkpoint, state: conjugate.State) -> None:
@@ -208,45 +284,44 @@ def _kill_after(monkeypatch: pytest.MonkeyPatch, iterations: int) -> None:
     monkeypatch.setattr(Checkpoint, "see", seen)
 
 
-def test_a_killed_solve_goes_on_where_it_was(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stop", ["killed", "interrupted", "iterations"])
+def test_a_solve_that_was_stopped_goes_on_where_it_was(
+    stored: Path, monkeypatch: pytest.MonkeyPatch, stop: str
+) -> None:
     options: dict[str, Any] = {"method": "cg", "rank": 20, "device": "cpu"}
     whole = solve(stored, targets(), 1e-3, **options)
     assert whole.iterations > 8
-    passes = []
+    passes: list[int] = []
+    interrupted_at = [9 if stop == "interrupted" else 0]  # the sketch and seven iterations are done
     multiply = SymmetricMatrix.multiply
-    monkeypatch.setattr(SymmetricMatrix, "multiply", lambda self, V: (passes.append(1), multiply(self, V))[1])
+
+    def counted(self: SymmetricMatrix, V: np.ndarray) -> np.ndarray:
+        passes.append(1)
+        if len(passes) in interrupted_at:
+            raise KeyboardInterrupt
+        return multiply(self, V)
+
+    monkeypatch.setattr(SymmetricMatrix, "multiply", counted)
     with monkeypatch.context() as patch:
-        _kill_after(patch, 7)
-        with pytest.raises(Killed):
-            solve(stored, targets(), 1e-3, **options)
+        if stop == "killed":
+            _kill_after(patch, 7)
+            with pytest.raises(Killed):
+                solve(stored, targets(), 1e-3, **options)
+        elif stop == "interrupted":
+            with pytest.raises(KeyboardInterrupt, match=r"iteration 7 is kept in .*Run it again to continue"):
+                solve(stored, targets(), 1e-3, **options)
+        else:
+            for _ in range(2):  # the second has nothing to add
+                with pytest.warns(ConvergenceWarning, match="7 iterations were not enough; more of them go on from .*"):
+                    solve(stored, targets(), 1e-3, **options, iterations=7)
     assert len(list(stored.parent.glob("K.zarr.solve-*"))) == 1
     passes.clear()
+    interrupted_at.clear()
     again = solve(stored, targets(), 1e-3, **options)
     np.testing.assert_array_equal(again.weights, whole.weights)
     assert again.iterations == whole.iterations
     assert len(passes) == 1 + whole.iterations - 7 + 1  # the preconditioner, the rest, and the check
     assert [p.name for p in stored.parent.iterdir()] == ["K.zarr"]
-
-
-def test_an_interrupted_solve_keeps_its_last_iteration(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options: dict[str, Any] = {"method": "cg", "rank": 20, "device": "cpu"}
-    whole = solve(stored, targets(), 1e-3, **options)
-    multiply = SymmetricMatrix.multiply
-    passes = []
-
-    def interrupted(self: SymmetricMatrix, V: np.ndarray) -> np.ndarray:
-        passes.append(1)
-        if len(passes) == 8:  # the sketch and six iterations are done
-            raise KeyboardInterrupt
-        return multiply(self, V)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SymmetricMatrix, "multiply", interrupted)
-        with pytest.raises(KeyboardInterrupt, match=r"iteration 6 is kept in .*Run it again to continue"):
-            solve(stored, targets(), 1e-3, **options)
-    assert len(list(stored.parent.glob("K.zarr.solve-*"))) == 1  # as it says
-    again = solve(stored, targets(), 1e-3, **options)
-    np.testing.assert_array_equal(again.weights, whole.weights)
 
 
 def test_what_is_no_checkpoint_of_this_problem_is_left_as_it_is(
@@ -269,20 +344,6 @@ def test_what_is_no_checkpoint_of_this_problem_is_left_as_it_is(
         assert path.read_bytes() == other
     solve(stored, targets(), 1e-3, **options | {"rank": 0})
     assert path.read_bytes() == b"precious"
-
-
-def test_a_solve_that_ran_out_of_iterations_goes_on(stored: Path, tmp_path: Path) -> None:
-    path = tmp_path / "solve.state"
-    options: dict[str, Any] = {"method": "cg", "rank": 20, "device": "cpu", "checkpoint": path}
-    whole = solve(stored, targets(), 1e-3, **options)
-    for _ in range(2):  # the second has nothing to add
-        with pytest.warns(ConvergenceWarning, match="5 iterations were not enough; more of them go on from .*state"):
-            solve(stored, targets(), 1e-3, **options, iterations=5)
-        assert list(tmp_path.iterdir()) == [path]
-    again = solve(stored, targets(), 1e-3, **options)
-    np.testing.assert_array_equal(again.weights, whole.weights)
-    assert again.iterations == whole.iterations
-    assert not list(tmp_path.iterdir())
 
 
 def test_matrices_with_one_diagonal_have_other_fingerprints() -> None:

@@ -16,7 +16,8 @@ M = 4  # new points
 
 
 class Problem:
-    def __init__(self, seed: int, agree: bool = False) -> None:
+    def __init__(self, seed: int, agree: bool = False, ties: bool = False) -> None:
+        """`agree`: points of a group have equal errors; `ties`: many points are equal, also to new ones."""
         rng = self.rng = np.random.default_rng(seed)
         self.kind = ("alone", "groups", "shared images")[seed % 3]
         n = self.n = int(rng.integers(9, 20))
@@ -28,7 +29,8 @@ class Problem:
         near = rng.choice([0.0, 1e-4, 0.3, 1.0])
         points[:n] = points[self.group] + near * rng.standard_normal((n, 2)) if seed % 2 else points[:n]
         points[:n] = points[self.image]
-        size = np.exp(0.3 * rng.standard_normal(n + M))  # k(x, x) differs from point to point
+        points = np.round(points) if ties else points
+        size = np.exp((not ties) * 0.3 * rng.standard_normal(n + M))  # k(x, x) differs from point to point
         size[:n] = size[self.image]
         self.K = np.exp(-0.4 * ((points[:, None] - points) ** 2).sum(-1)) * size[:, None] * size
         self.noise = float(rng.choice([0.02, 0.1, 0.5]))

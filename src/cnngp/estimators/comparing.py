@@ -16,7 +16,7 @@ from cnngp.common.arrays import to_numpy
 from cnngp.datasets.preparation import as_preparation
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.leave_one_out import names_of
-from cnngp.gp.noise import chosen_noise
+from cnngp.gp.objectives import chosen_noise
 from cnngp.kernel.engines.base import RangeError
 from cnngp.network.layers import NetworkError
 

@@ -17,7 +17,7 @@ from cnngp.common.progress import progress_bar
 from cnngp.gp.checks import as_matrix, float64_buffer
 from cnngp.gp.exact import ExactGP, Noise
 from cnngp.gp.leave_one_out import names_of
-from cnngp.gp.noise import searched_points
+from cnngp.gp.objectives import searched_points
 from cnngp.gp.posterior import Method, Posterior
 from cnngp.kernel.kernel import Kernel
 from cnngp.matrix.store.spec import OtherMatrixError

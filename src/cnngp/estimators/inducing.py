@@ -30,7 +30,7 @@ from cnngp.gp.exact import Amplitude, ExactGP, Noise
 from cnngp.gp.inducing import SAMPLE, InducingGP
 from cnngp.gp.leave_one_out import Codes, one_of_each, whole_groups
 from cnngp.gp.linalg import blocks, factorised
-from cnngp.gp.noise import Loss, chosen_noise
+from cnngp.gp.objectives import Loss, chosen_noise
 from cnngp.gp.posterior import Part
 from cnngp.matrix.store.places import child
 

@@ -18,8 +18,7 @@ from sklearn.utils.validation import column_or_1d
 
 from cnngp.common.arrays import DataError, to_numpy
 from cnngp.gp import calibration
-from cnngp.gp.noise import Loss
-from cnngp.gp.objectives import MeansLoss
+from cnngp.gp.objectives import Loss, MeansLoss
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]

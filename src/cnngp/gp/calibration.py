@@ -20,6 +20,7 @@ Labels = NDArray[np.intp]
 
 # Below the rounding of a float32 kernel a probability carries no information, so none is reported as zero.
 _FLOOR = 1e-12
+_SURE = 1e-100  # a standard deviation of 0, of which means that are equal make chances that are
 _CHUNK = 1024
 # What is thought of log T before a label is seen: a normal distribution, so wide that a few dozen labels outweigh it.
 # If targets of ±1 scatter around their mean with variance σ², which is at most 1, the log odds of two classes are the
@@ -41,7 +42,7 @@ def probability_of_largest(mean: Array, std: Array, nodes: int = 64) -> Array:
     """
     from scipy.special import log_ndtr, ndtr
 
-    m, s = np.asarray(mean, dtype=np.float64), np.asarray(std, dtype=np.float64)
+    m, s = np.asarray(mean, dtype=np.float64), np.maximum(np.asarray(std, dtype=np.float64), _SURE)
     if m.shape[1] == 2:
         return _normalised(ndtr(np.stack([m[:, 0] - m[:, 1], m[:, 1] - m[:, 0]], 1) / (math.sqrt(2.0) * s[:, None])))
     z, w = np.polynomial.hermite_e.hermegauss(nodes)
@@ -88,19 +89,16 @@ def fit_label_noise(scores: Array, labels: Labels) -> tuple[float, float]:
     """
     n, target = len(labels), smoothed(labels, scores.shape[1])
 
-    def share(log_t: float) -> float:
-        return _best_share(softmax(scores / math.exp(log_t)), target)
-
     def loss(log_t: float, noise: float = 0.0) -> float:
         P = with_label_noise(softmax(scores / math.exp(log_t)), noise)
         prior = 0.5 * ((log_t - _LOG_T) / _LOG_T_STD) ** 2
         return n * smoothed_loss(P, labels) - math.log1p(-noise) + prior
 
-    def including(log_t: float) -> float:
-        return loss(log_t, share(log_t))
+    def share(log_t: float) -> float:
+        return _best_share(softmax(scores / math.exp(log_t)), target)
 
-    plain, noisy = _best_log_t(loss), _best_log_t(including)
-    if loss(plain) - including(noisy) > _CLEAR_GAIN:
+    plain, noisy = _best_log_t(loss), _best_log_t(lambda log_t: loss(log_t, share(log_t)))
+    if loss(plain) - loss(noisy, share(noisy)) > _CLEAR_GAIN:
         return math.exp(noisy), share(noisy)
     return math.exp(plain), 0.0
 
@@ -128,7 +126,7 @@ def smoothed(labels: Labels, classes: int) -> Array:
     """The probabilities (n, classes) of labels that are allowed to be wrong."""
     n = len(labels)
     wrong = 1.0 / (n + 2)
-    target = np.full((n, classes), wrong / (classes - 1))
+    target = np.full((n, classes), wrong / max(classes - 1, 1))
     target[np.arange(n), labels] = 1.0 - wrong
     return target
 
@@ -175,11 +173,6 @@ def reliability(probabilities: Array, labels: Labels, bins: int = 15) -> Reliabi
     return Reliability(confidence, accuracy, count)
 
 
-def expected_calibration_error(probabilities: Array, labels: Labels, bins: int = 15) -> float:
-    """`reliability(…).ece`."""
-    return reliability(probabilities, labels, bins).ece
-
-
 @dataclass(frozen=True)
 class Scores:
     """What a report says of a set of predicted probabilities."""
@@ -194,10 +187,9 @@ class Scores:
 
 
 def scores(probabilities: Array, labels: Labels) -> Scores:
-    """Error, NLL, Brier score and ECE at once."""
-    error = float((probabilities.argmax(1) != labels).mean())
-    of = (negative_log_likelihood, brier_score, expected_calibration_error)
-    return Scores(error, *(measure(probabilities, labels) for measure in of))
+    """Error, negative log likelihood, Brier score and expected calibration error at once."""
+    P, error = probabilities, float((probabilities.argmax(1) != labels).mean())
+    return Scores(error, negative_log_likelihood(P, labels), brier_score(P, labels), reliability(P, labels).ece)
 
 
 def _best_log_t(loss: Callable[[float], float]) -> float:

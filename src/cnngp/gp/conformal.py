@@ -30,13 +30,13 @@ from cnngp.common.arrays import to_numpy
 from cnngp.common.errors import is_number
 
 from .exact import ExactGP
-from .leave_one_out import blocks_of_factor, in_pieces, sets_left_out
+from .leave_one_out import covariance_by_factor, in_pieces, sets_left_out
 from .linalg import Array, blocks, namespace
 
 Floats = NDArray[np.float64]
 
 _ENTRIES = 1 << 19  # of arrays (N, test points, outputs), held at a time
-_ROUNDING = 1e-9  # by which 1 − coverage is not the number that was meant
+_ROUNDING = 1e-9  # by which 1 − coverage is not the number that was meant, and equal scores are not equal
 
 
 def allowed(p: Floats, coverage: float) -> NDArray[np.bool_]:
@@ -63,19 +63,15 @@ def p_values(gp: ExactGP, K_test: Array, diagonal: Array, labels: NDArray[np.int
     votes = np.stack([_votes(gp, labels == c if by_class else None) for c in range(classes)])
     p = np.empty((len(K_test), classes))
     for moved in _moved(gp, K_test, diagonal):
-        of_new = _margins(moved.mean[:, None, :].repeat(classes, 1), np.arange(classes))  # (m, classes)
+        of_new = _best_of_others(moved.mean.T) - moved.mean.T  # (classes, m)
         # y_c = 2e_c − 1: the classes differ by one column of u, and so of the other points' means.
         means = to_numpy(gp.Y).T[:, :, None] - moved.deviations(-1.0 - moved.mean)
         own = means[labels, points]
         means[labels, points] = -np.inf  # from here on those of the other classes
-        best = second = np.full_like(own, -np.inf)
-        for of_class in means:
-            second, best = np.maximum(second, np.minimum(best, of_class)), np.maximum(best, of_class)
-        for c, of_class in enumerate(means):
-            best_but_c = np.where(of_class == best, second, best)
-            rising = np.maximum(best_but_c, of_class + 2.0 * moved.pull) - own
+        for c, (of_class, best) in enumerate(zip(means, _best_of_others(means), strict=True)):
+            rising = np.maximum(best, of_class + 2.0 * moved.pull) - own
             margins = np.where((labels == c)[:, None], best - (own + 2.0 * moved.pull), rising)
-            p[moved.rows, c] = (1.0 + votes[c] @ (margins >= of_new[:, c])) / (1.0 + votes[c].sum())
+            p[moved.rows, c] = (1.0 + votes[c] @ _no_better(margins, of_new[c])) / (1.0 + votes[c].sum())
     return p
 
 
@@ -86,7 +82,7 @@ def p_values_of_each(gp: ExactGP, K_test: Array, diagonal: Array) -> Floats:
     for moved in _moved(gp, K_test, diagonal):
         for k, y in enumerate((-1.0, 1.0)):
             # By how far a mean is on the wrong side.
-            worse = -Y * (Y - moved.deviations(y - moved.mean)) >= -y * moved.mean.T[:, None]
+            worse = _no_better(-Y * (Y - moved.deviations(y - moved.mean)), -y * moved.mean.T[:, None])
             p[moved.rows, :, k] = (1.0 + votes @ worse).T / (1.0 + votes.sum())
     return p
 
@@ -135,16 +131,16 @@ class _Moved(NamedTuple):
 
 def _moved(gp: ExactGP, K_test: Array, diagonal: Array) -> Iterator[_Moved]:
     xp, alpha, outputs, n = namespace(gp.alpha), to_numpy(gp.alpha), int(gp.Y.shape[1]), gp.points
-    own, block_of = 1.0 / to_numpy(gp.inverse_diagonal), blocks_of_factor(gp.factor)
+    own, covariance_of = 1.0 / to_numpy(gp.inverse_diagonal), covariance_by_factor(gp.factor)
     sets = []  # points that are left out together, which of them each set predicts, and S
     for at, chosen in in_pieces(sets_left_out(np.arange(n) if gp.left_out is None else gp.left_out)):
         alone = at.shape[1] == 1
-        S = own[at][:, :, None] if alone else to_numpy(xp.linalg.inv(block_of(xp.asarray(at))))
+        S = own[at][:, :, None] if alone else to_numpy(covariance_of(xp.asarray(at)))
         sets.append((at, chosen, S))
     for rows in blocks(len(K_test), max(1, _ENTRIES // (n * outputs))):
         K = gp.checked_test(K_test[rows])
         b = gp.factor.solve(K.T)
-        s = np.asarray(diagonal, np.float64)[rows] + gp.factor.shift - to_numpy((K.T * b).sum(0))
+        s = to_numpy(diagonal, "the diagonal")[rows] + gp.factor.shift - to_numpy((K.T * b).sum(0))
         b, m = to_numpy(b), len(s)
         # Of a training image, without noise, only what the rounding of a kernel leaves: of it no weight must be made.
         s = np.maximum(s, np.finfo(np.float32).eps * gp.largest_variance)
@@ -169,12 +165,17 @@ def _votes(gp: ExactGP, among: NDArray[np.bool_] | None = None) -> Floats:
     return np.asarray(counted / np.maximum(np.bincount(gp.groups, counted), 1.0)[gp.groups])
 
 
-def _margins(means: Floats, labels: NDArray[np.intp]) -> Floats:
-    """By how much the best other class is above the one in `labels`, (…) of means (…, classes)."""
-    own = np.broadcast_to(labels[..., None], (*means.shape[:-1], 1))
-    others = means.copy()
-    np.put_along_axis(others, own, -np.inf, axis=-1)
-    return np.asarray(others.max(-1) - np.take_along_axis(means, own, axis=-1)[..., 0])
+def _no_better(scores: Floats, of_new: Floats) -> NDArray[np.bool_]:
+    """Which scores are no less than that of x: those of its copies are equal but for rounding."""
+    return np.asarray(scores >= of_new - _ROUNDING * (1.0 + np.abs(of_new)))
+
+
+def _best_of_others(means: Floats) -> Floats:
+    """Of means (classes, …), the largest among all other classes than each."""
+    best = second = np.full_like(means[0], -np.inf)
+    for of_class in means:
+        second, best = np.maximum(second, np.minimum(best, of_class)), np.maximum(best, of_class)
+    return np.asarray(np.where(means == best, second, best))
 
 
 def _reached(ends: Floats, votes: Floats, needed: float) -> Floats:

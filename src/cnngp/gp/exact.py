@@ -27,12 +27,20 @@ from .checks import (
     checked_numbers,
     float64_buffer,
 )
-from .leave_one_out import Codes, LeftOut, as_left_out, blocks_of_factor, leave_out, names_of, sets_left_out, with_new
+from .leave_one_out import (
+    Codes,
+    LeftOut,
+    as_left_out,
+    covariance_by_factor,
+    leave_out,
+    names_of,
+    sets_left_out,
+    with_new,
+)
 from .linalg import Array, Factor, NotPositiveDefinite, factorised, namespace, set_diagonal, warn_of_jitter
 from .near_copies import novelty_of_points
-from .noise import Loss, chosen_noise
-from .objectives import LOG_2PI, amplitude_of, twice_negative_log
-from .posterior import LeaveOneOut, Posterior, Solved, relative_residual
+from .objectives import LOG_2PI, Loss, amplitude_of, chosen_noise, twice_negative_log
+from .posterior import Posterior, Solved, relative_residual
 
 Amplitude = Literal["ml", "loo"] | float
 Noise = Literal["ml", "loo"] | float
@@ -102,13 +110,21 @@ class ExactGP(Posterior):
         self._amplitude_rule: Amplitude = "loo" if grouped and amplitude == "ml" else amplitude
         self.factor = self._factorise(A)
         self._condition()
-        if self._amplitude_rule == "ml" and self.left_out is not None:
-            self._warn_of_contradictions()
+        usual = self.left.one_by_one / self.Y.size
+        if self._amplitude_rule == "ml" and groups is not None and self.amplitude > _CONTRADICTORY * usual > 0.0:
+            # Of targets that contradict each other inside of groups, too little noise makes a huge amplitude.
+            warnings.warn(
+                "targets of images that are alike contradict each other by more than the noise explains, so predicted "
+                f"standard deviations are {math.sqrt(self.amplitude / usual):.3g} times what leaving these images out "
+                "together finds; choose the noise by noise='loo', or take amplitude='loo'",
+                UserWarning,
+                stacklevel=6,
+            )
 
     def _factorise(self, A: Array) -> Factor:
         factor, jitter = factorised(A, self.noise, self.jitter)
         if jitter != self.jitter:
-            warn_of_jitter(factor, jitter, stacklevel=8)  # whoever called an estimator's fit
+            warn_of_jitter(len(factor), jitter, factor.diagonal, stacklevel=8)  # whoever called an estimator's fit
         self.jitter = jitter
         return factor
 
@@ -119,29 +135,14 @@ class ExactGP(Posterior):
         self.inverse_diagonal = self.factor.inverse_diagonal()
         self.left, self.groups = self._without(self.left_out), names_of(self.left_out)
         self.loo_targets, self.loo_rows = self.Y, np.arange(self.points)
-        # "ml": Σ_c y_cᵀK⁻¹y_c/(N·C); else the maximum of Σ log N(y_i; leave-one-out mean, a/[K⁻¹]_ii)
+        self._fit = float((self.Y * self.alpha).sum())  # Σ_c y_cᵀK⁻¹y_c
+        # "ml": that over N·C; else the maximum of Σ log N(y_i; leave-one-out mean, a/[K⁻¹]_ii)
         fit = self._fit if self._amplitude_rule == "ml" else self.left.one_by_one
         self.amplitude = amplitude_of(fit, self.Y.size, self._amplitude_rule)
 
-    @property
-    def _fit(self) -> float:
-        return float((self.Y * self.alpha).sum())
-
     def _without(self, groups: Codes | None) -> LeftOut:
         sets = () if groups is None else sets_left_out(groups)
-        return leave_out(self.alpha, self.inverse_diagonal, sets, blocks_of_factor(self.factor))
-
-    def _warn_of_contradictions(self) -> None:
-        """Targets that contradict each other inside of groups, of which too little noise makes a huge amplitude."""
-        usual = self.left.one_by_one / self.Y.size
-        if self.amplitude > _CONTRADICTORY * usual > 0.0:
-            warnings.warn(
-                "targets of images that are alike contradict each other by more than the noise explains, so predicted "
-                f"standard deviations are {math.sqrt(self.amplitude / usual):.3g} times what leaving these images out "
-                "together finds; choose the noise by noise='loo', or take amplitude='loo'",
-                UserWarning,
-                stacklevel=7,
-            )
+        return leave_out(self.alpha, self.inverse_diagonal, sets, covariance_by_factor(self.factor))
 
     # ---- answers -------------------------------------------------------------------------------------------------
 
@@ -154,9 +155,9 @@ class ExactGP(Posterior):
         V = self.factor.solve_lower(self.checked_test(K_test).T)
         return self.amplitude * (as_float64(namespace(V), K_test_test, "K(test, test)") - V.T @ V)
 
-    def leave_out(self, groups: Codes) -> LeaveOneOut:
-        """`leave_one_out` with the points of other groups left out together than those of the fit."""
-        return self._predictions(self._without(groups), groups)
+    def means_without(self, groups: Codes) -> Array:
+        """Leave-one-out means with the points of other groups left out together than those of the fit."""
+        return self.Y - self._without(groups).deviations
 
     def deviations_of(self, Y: Array) -> Array:
         """y − leave-one-out mean for other targets at the same points, (N, outputs), each point left out by itself."""

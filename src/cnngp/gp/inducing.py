@@ -41,8 +41,7 @@ from .checks import MatrixError, check_amplitude, check_noise, check_targets, ch
 from .exact import Amplitude, Noise
 from .leave_one_out import LeftOut, in_pieces, sets_left_out
 from .linalg import Array, Factor, NotPositiveDefinite, blocks, factorised, namespace, warn_of_jitter
-from .noise import Loss
-from .objectives import LOG_2PI, amplitude_of, minimised, twice_negative_log
+from .objectives import LOG_2PI, Loss, amplitude_of, minimised, twice_negative_log
 from .posterior import Part, Posterior, Solved, relative_residual
 
 # Training points whose features are kept for leave-one-out, which chooses noise and temperature.
@@ -74,7 +73,7 @@ class Sums:
         return 1.0 / (1.0 + self.discount * unknown)
 
     def add(self, Phi: Array, Y: Array, unknown: Array) -> None:
-        """Points with features `Phi` (m, M), targets `Y` (M, outputs) and u (M,). `mirror` has to follow."""
+        """Points with features `Phi` (m, M), targets `Y` (M, outputs) and u (M,); B's lower triangle stays."""
         if self.rhs is None:
             self.rhs = namespace(self.B).zeros((len(self.B), Y.shape[1]))
         if Y.shape[1] != self.rhs.shape[1]:
@@ -87,14 +86,6 @@ class Sums:
             self.B[k, k.start :] += weighted[k] @ Phi[k.start :].T
         self.rhs += weighted @ Y
         self.n += int(Y.shape[0])
-
-    def mirror(self) -> None:
-        """The lower triangle of B from the upper one."""
-        xp = namespace(self.B)
-        for k in blocks(len(self.B), _PANEL):
-            upper = xp.triu(self.B[k, k], 1)
-            self.B[k, k] = upper + upper.T + xp.diag(self.B[k, k].diagonal())
-            self.B[k.stop :, k] = self.B[k, k.stop :].T
 
     def factor(self, noise: float) -> Factor:
         """Of B + noise·I, in B. It is positive definite, unless rounding swallows the noise."""
@@ -234,7 +225,7 @@ class InducingGP(Posterior):
         A = float64_buffer(K_mm, overwrite)
         self.basis, self.jitter = factorised(A, 0.0)
         if self.jitter:
-            warn_of_jitter(self.basis, self.jitter, stacklevel=8)
+            warn_of_jitter(len(A), self.jitter, self.basis.diagonal, stacklevel=8)
         self.loo_rows = np.asarray(sample)
         self._sample = Sample(self.basis, np.full(len(self.loo_rows), -1) if own is None else own, groups)
         sums = [Sums(discount, namespace(A).zeros(A.shape)) for discount in discounts]
@@ -262,8 +253,8 @@ class InducingGP(Posterior):
                 kept.append((Phi[:, at].T, Y[at], diagonal[at]))
             else:
                 sample.find_copies(Phi, Y, diagonal)
-        for one in sums:
-            one.mirror()
+        for one in sums:  # what is below the diagonal of B
+            Factor(one.B, one.B.diagonal().copy(), 0.0).restore()
         if sample.features is None:
             features, sample.targets, sample.diagonal = (xp.concatenate(a) for a in zip(*kept, strict=True))
             sample.features = features.T

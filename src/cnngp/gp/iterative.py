@@ -63,10 +63,9 @@ class IterativeGP(Posterior):
         self.matrix: SymmetricMatrix | None = matrix
         self.noise = float(noise)
         Y = check_targets(xp, Y, matrix.n)
-        n, outputs = matrix.n, int(Y.shape[1])
+        n, outputs, diagonal = matrix.n, int(Y.shape[1]), matrix.diagonal()
         left_out = None if groups is None else as_left_out(groups, n)
         units, sets = _sample(left_out, n, seed)
-        diagonal = matrix.diagonal()
         self.variances, self.largest_variance = xp.asarray(diagonal), float(diagonal.max())
         # [A⁻¹]_ii is at least 1/A_ii where A is positive definite: far below that it is no solution, whatever remains.
         least = 1.0 / np.maximum(diagonal[units] + self.noise, np.finfo(np.float64).tiny)
@@ -76,22 +75,38 @@ class IterativeGP(Posterior):
         self.alpha = solution.weights[:, :outputs].copy()
         if not solution.converged:
             warnings.warn(f"the linear system was not solved: {self.message}", ConvergenceWarning, stacklevel=6)
-        self._leave_out(units, sets, inverse, np.maximum(inverse.diagonal(), least), solved)
+        # Leave-one-out is of the points whose whole set was solved for.
+        kept = [(at[whole], chosen[whole]) for at, chosen in sets for whole in [solved[at].all(1)]]
+        predicted = np.zeros(len(units), bool)
+        for at, chosen in kept:
+            predicted[at[chosen]] = True
+        self.loo_rows = units[predicted]
+        of = sum(int(chosen.sum()) for _, chosen in sets)
+        self.unsolved = of - len(self.loo_rows)
         if self.unsolved:
-            count, of = self.unsolved, self.unsolved + len(self.loo_rows)
-            told = "leaves them out of loo_rows_" if count < of else "has none: loo_error_ is NaN and the temperature 1"
+            some = self.unsolved < of
+            told = "leaves them out of loo_rows_" if some else "has none: loo_error_ is NaN and the temperature 1"
             warnings.warn(
-                f"the system was not solved for the unit vectors of {count} of {of} images, so leave-one-out {told}; "
-                "add noise, or remove repeated images",
+                f"the system was not solved for the unit vectors of {self.unsolved} of {of} images, so leave-one-out "
+                f"{told}; add noise, or remove repeated images",
                 ConvergenceWarning,
                 stacklevel=6,
             )
+        inverse_diagonal = np.maximum(inverse.diagonal(), least)
+        left = leave_out(
+            to_numpy(self.alpha[xp.asarray(units)]),
+            inverse_diagonal,
+            kept,
+            lambda at: np.linalg.inv(inverse[at[:, :, None], at[:, None, :]]),
+        )
+        self.left = LeftOut(xp.asarray(left.deviations[predicted]), xp.asarray(left.variances[predicted]), left.jointly)
+        self.inverse_diagonal = xp.asarray(inverse_diagonal[predicted])
         self.loo_targets = Y[xp.asarray(self.loo_rows)]
         self.groups = None if left_out is None else names_of(left_out[self.loo_rows])
-        fit, of = float((Y * self.alpha).sum()), n * outputs
+        fit, count = float((Y * self.alpha).sum()), n * outputs
         if amplitude == "loo" and len(self.loo_rows):
-            fit, of = self.left.one_by_one, self.loo_targets.size
-        self.amplitude = amplitude_of(fit, of, amplitude)
+            fit, count = self.left.one_by_one, self.loo_targets.size
+        self.amplitude = amplitude_of(fit, count, amplitude)
 
     def _solve(self, matrix: SymmetricMatrix, Y: Array, units: Codes) -> tuple[Any, Any, NDArray[np.bool_]]:
         """The solution for the targets, [A⁻¹] among the `units`, and which of these were solved for.
@@ -116,24 +131,6 @@ class IterativeGP(Posterior):
             first = len(tried) == len(units)
             tried = promising if first and len(promising) < len(tried) else tried[:0]
 
-    def _leave_out(
-        self, units: Codes, sets: list[Sets], inverse: Any, diagonal: Any, solved: NDArray[np.bool_]
-    ) -> None:
-        """Leave-one-out of the points whose whole set was solved for."""
-        xp = namespace(self.alpha)
-        kept, predicted = [], np.zeros(len(units), bool)
-        for at, chosen in sets:
-            whole = solved[at].all(1)
-            kept.append((at[whole], chosen[whole]))
-            predicted[at[whole][chosen[whole]]] = True
-        self.unsolved = sum(int(chosen.sum()) for _, chosen in sets) - int(predicted.sum())
-        alpha = to_numpy(self.alpha[xp.asarray(units)])
-        left = leave_out(alpha, diagonal, kept, lambda at: inverse[at[:, :, None], at[:, None, :]])
-        self.loo_rows = units[predicted]
-        deviations, variances = (xp.asarray(a[predicted]) for a in left[:2])
-        self.left = LeftOut(deviations, variances, left.jointly)
-        self.inverse_diagonal = xp.asarray(diagonal[predicted])
-
     def variance(self, K_test: Array, diagonal: Array) -> Array:
         """Var[f] by a solve for every block of test points: right, and slow, as each reads the matrix many times."""
         if self.matrix is None:
@@ -142,16 +139,14 @@ class IterativeGP(Posterior):
             )
         xp, K_test = namespace(self.alpha), self.checked_test(K_test)
         m = int(K_test.shape[0])
-        reduction = xp.empty(m)
-        failed: list[str] = []
+        reduction, failed = xp.empty(m), ""
         for rows in blocks(m, _COLUMNS):
             part = K_test[rows].T
             found = solve_matrix(self.matrix, part, self.noise, "cg", _LIMITS, keep_unfinished=False)
             reduction[rows] = (part * found.weights).sum(0)
-            if not found.converged:
-                failed.append(found.message)
+            failed = failed or ("" if found.converged else found.message)
         if failed:
-            told = f"the systems of the variances were not solved, so these are too large as a rule: {failed[0]}"
+            told = f"the systems of the variances were not solved, so these are too large as a rule: {failed}"
             warnings.warn(told, ConvergenceWarning, stacklevel=4)
         return self.amplitude * xp.maximum(xp.asarray(diagonal, dtype=xp.float64) - reduction, 0.0)
 

@@ -26,10 +26,10 @@ from .linalg import Array, Factor, blocks, namespace
 Codes = NDArray[np.intp]
 Sets = tuple[Codes, NDArray[np.bool_]]
 """Points that are left out together, (sets, size), and which of them each set predicts."""
-BlockOf = Callable[[Array], Array]
-"""Points (sets, size) → their blocks of K⁻¹, (sets, size, size)."""
+CovarianceOf = Callable[[Array], Array]
+"""Points (sets, size) → S of each set, [K⁻¹]_gg⁻¹, (sets, size, size)."""
 
-_POINTS = 512  # whose blocks of K⁻¹ are held at a time
+_POINTS = 512  # left out in sets at a time
 _MANY = 20  # groups, that stand for all others
 
 
@@ -54,15 +54,17 @@ class LeftOut(NamedTuple):
         return float(namespace(self.variances).log(self.variances).sum())
 
 
-def leave_out(alpha: Array, diagonal: Array, sets: Iterable[Sets] = (), block_of: BlockOf | None = None) -> LeftOut:
+def leave_out(
+    alpha: Array, diagonal: Array, sets: Iterable[Sets] = (), covariance_of: CovarianceOf | None = None
+) -> LeftOut:
     """Every point without itself, from α (N, outputs) and the diagonal of K⁻¹ (N,), or without its set."""
     xp = namespace(alpha)
     deviations, variances = alpha / diagonal[:, None], 1.0 / diagonal
     jointly = (alpha * deviations).sum(1)
     for members, predicted in in_pieces(sets, least=2):
-        assert block_of is not None
+        assert covariance_of is not None
         at, chosen = xp.asarray(members), xp.asarray(predicted)
-        S = xp.linalg.inv(block_of(at))
+        S = covariance_of(at)
         of_all, rows = S @ alpha[at], at[chosen]
         deviations[rows], variances[rows] = of_all[chosen], S.diagonal(axis1=1, axis2=2)[chosen]
         share = (alpha[at] * of_all).sum((1, 2)) / at.shape[1]
@@ -70,17 +72,21 @@ def leave_out(alpha: Array, diagonal: Array, sets: Iterable[Sets] = (), block_of
     return LeftOut(deviations, variances, float(jointly.sum()))
 
 
-def blocks_of_factor(factor: Factor) -> BlockOf:
-    """Blocks of K⁻¹ = L⁻ᵀL⁻¹, from columns of L⁻¹."""
+def covariance_by_factor(factor: Factor) -> CovarianceOf:
+    """From columns V = L⁻¹E_g: [K⁻¹]_gg = VᵀV and V = QR, so S = R⁻¹R⁻ᵀ.
 
-    def block_of(at: Array) -> Any:
+    VᵀV itself has the square of V's condition number: of copies without noise nothing would be left of S.
+    """
+
+    def covariance_of(at: Array) -> Any:
         xp, n = namespace(at), len(factor)
         columns = xp.zeros((n, at.size))
         columns[at.ravel(), xp.arange(at.size)] = 1.0
-        V = factor.solve_lower(columns).T.reshape(*at.shape, n)
-        return V @ V.transpose(0, 2, 1)
+        V = factor.solve_lower(columns).reshape(n, *at.shape).transpose(1, 0, 2)
+        root = xp.linalg.inv(xp.linalg.qr(V, mode="r"))
+        return root @ root.transpose(0, 2, 1)
 
-    return block_of
+    return covariance_of
 
 
 def in_pieces(sets: Iterable[Sets], least: int = 1) -> Iterator[Sets]:

@@ -1,9 +1,8 @@
 """Cholesky in the one buffer that held the matrix: memory, not time, decides how many images an exact GP can take.
 
-The buffer is N×N, in float64. L replaces the lower triangle and
-the diagonal, the matrix itself survives above it, so a failed attempt is undone, residuals are measured and rows are
-added without a second copy. Everything is built from matrix products and small triangular blocks, which NumPy and CuPy
-share: one code path for both.
+The buffer is N×N, in float64. L replaces the lower triangle and the diagonal, the matrix itself survives above it, so a
+failed attempt is undone, residuals are measured and rows are added without a second copy. Everything is built from
+matrix products and small triangular blocks, which NumPy and CuPy share.
 """
 
 from __future__ import annotations
@@ -22,12 +21,9 @@ from cnngp.common.arrays import namespace as namespace
 # An ndarray of NumPy or CuPy: the two have no common type.
 Array = Any
 
-
 # Of the mean diagonal: jitter is tried from far below the rounding of a float64 kernel up to where it would be a model
 # of its own.
 JITTERS = tuple(10.0**e for e in range(-14, -1))
-
-
 # Rows up to which a matrix is decomposed with one BLAS thread. Two threads hand over at every column: beside other work
 # a leave-one-out of 200 points took 180 ms with two and 2 ms with one, of 1,300 points 1,200 and 67 ms, and
 # eigenvalues of 3,000 columns 34 and 11 s.
@@ -98,11 +94,14 @@ def factorised(A: Array, noise: float, jitter: float = 0.0) -> tuple[Factor, flo
     )
 
 
-def warn_of_jitter(factor: Factor, jitter: float, stacklevel: int) -> None:
+def warn_of_jitter(
+    n: int, jitter: float, diagonal: Array, stacklevel: int, name: str = "the kernel matrix", knob: str = "noise"
+) -> None:
+    """`knob` is the parameter that adds to the diagonal of the matrix called `name`."""
     warnings.warn(
-        f"the kernel matrix of {len(factor)} points is not positive definite in float64; added {jitter:g} of "
-        "its mean diagonal to the diagonal. Repeated points or a float32 kernel do that: remove repeats, use "
-        f"dtype='float64', or set noise={jitter * float(factor.diagonal.mean()):.1e} to make it part of the model",
+        f"{name} of {n} points is not positive definite in float64; added {jitter:g} of its mean diagonal to the "
+        "diagonal. Repeated points or a float32 kernel do that: remove repeats, use dtype='float64', or set "
+        f"{knob}={jitter * float(diagonal.mean()):.1e} to make it part of the model",
         JitterWarning,
         stacklevel=stacklevel,
     )

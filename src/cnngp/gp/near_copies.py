@@ -93,7 +93,7 @@ def warn_of_near_copies(posterior: Posterior, labels: Codes | None, errors: Call
     if not len(rows):
         return
     alone = errors(to_numpy(gp.leave_one_out().mean))[rows]
-    apart = errors(to_numpy(gp.leave_out(found).mean))[rows]
+    apart = errors(to_numpy(gp.means_without(found)))[rows]
     of_group = np.bincount(np.unique(found[rows], return_inverse=True)[1], apart - alone)
     uncertainty = math.sqrt(float((of_group**2).sum())) / len(rows)
     if apart.mean() <= max(_MUCH * alone.mean(), alone.mean() + _STANDARD_ERRORS * uncertainty):

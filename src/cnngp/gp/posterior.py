@@ -100,11 +100,8 @@ class Posterior(ABC):
 
     def leave_one_out(self) -> LeaveOneOut:
         """What the other training points, without those of its group, say of the target of a point, noise included."""
-        return self._predictions(self.left, self.groups)
-
-    def _predictions(self, left: LeftOut, groups: Any) -> LeaveOneOut:
-        mean, variance = self.loo_targets - left.deviations, self.amplitude * left.variances
-        return LeaveOneOut(mean, variance, self.loo_targets, self.loo_rows, groups)
+        mean, variance = self.loo_targets - self.left.deviations, self.amplitude * self.left.variances
+        return LeaveOneOut(mean, variance, self.loo_targets, self.loo_rows, self.groups)
 
     @abstractmethod
     def state(self, dtype: str) -> tuple[dict[str, Any], dict[str, Array]]:

@@ -15,7 +15,6 @@ w(t) = (1 − e^{−ηλt})/λ has no difference of like numbers in it and no tr
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +25,7 @@ import numpy as np
 from cnngp.common.errors import is_number
 
 from .checks import MatrixError, as_float64, check_targets, check_test, checked_numbers, float64_buffer
-from .linalg import JITTERS, Array, JitterWarning, namespace
+from .linalg import JITTERS, Array, namespace, warn_of_jitter
 
 Times = float | Sequence[float | None] | None
 
@@ -76,7 +75,13 @@ class TrainedEnsemble:
             raise ValueError(f"learning_rate={learning_rate!r}: expected a positive number")
         if not is_number(ridge, least=0.0):
             raise ValueError(f"ridge={ridge!r}: expected a number of 0 or more, in the units of Theta")
-        theta, self._K = _named("Theta", Theta), _named("K", K)
+        found: dict[str, Array] = {}
+        for name, matrix in (("Theta", Theta), ("K", K)):
+            try:
+                found[name] = float64_buffer(matrix if hasattr(matrix, "shape") else np.asarray(matrix))
+            except MatrixError as error:
+                raise MatrixError(f"{name}: {error}") from None
+        theta, self._K = found["Theta"], found["K"]
         xp = namespace(theta)
         if namespace(self._K) is not xp:
             raise MatrixError("K and Theta are on different devices; move one of them")
@@ -90,10 +95,9 @@ class TrainedEnsemble:
         Y = check_targets(xp, Y[:, None] if self._flat else Y, n)
         self.points, self.learning_rate, self.ridge = n, float(learning_rate), float(ridge)
         values, self._Q = xp.linalg.eigh(theta)
-        mean = float(theta.diagonal().mean())
-        self.jitter = _needed_jitter(values, self.ridge, mean)
+        self.jitter = _needed_jitter(values, self.ridge, theta.diagonal())
         """What was added to the diagonal of Theta beside the ridge, relative to the diagonal's mean."""
-        self._rates = values + (self.ridge + self.jitter * mean)
+        self._rates = values + (self.ridge + self.jitter * float(theta.diagonal().mean()))
         self._targets = self._Q.T @ Y
 
     def predict(
@@ -111,31 +115,26 @@ class TrainedEnsemble:
             raise MatrixError(f"K(test, training) has {m} rows, Theta(test, training) {len(P)}")
         prior = None
         if K_test_test is not None:
-            shape, expected = (m,) * (1 if np.ndim(K_test_test) == 1 else 2), f"({m},) or ({m}, {m})"
-            prior = checked_numbers(
-                xp, K_test_test, "K(test, test)", shape, expected, 0.0 if len(shape) == 1 else -math.inf
-            )
-            prior = prior if len(shape) == 1 else 0.5 * (float64_buffer(prior) + prior.T)
+            prior = as_float64(xp, K_test_test, "K(test, test)")
+            shape, least = ((m,), 0.0) if prior.ndim == 1 else ((m, m), -math.inf)
+            prior = checked_numbers(xp, prior, "K(test, test)", shape, f"({m},) or ({m}, {m})", least)
+            prior = prior if prior.ndim == 1 else 0.5 * (float64_buffer(prior) + prior.T)
         P, R = P @ self._Q, K_test @ self._Q  # in the eigenvectors of Θ
         times, one = _times(t)
-        found = [self._at(time, P, R, prior) for time in times]
+        found: list[tuple[Array, Array, Array]] = []  # mean, variance and covariance at each time
+        for time in times:
+            A = P * (-xp.expm1(-self.learning_rate * time * self._rates) / self._rates)  # Θ(test, training) Q diag(w)
+            mean, variance, covariance = A @ self._targets, None, None
+            if prior is not None and prior.ndim == 1:
+                variance = xp.maximum(prior + ((A @ self._K_rotated - 2.0 * R) * A).sum(1), 0.0)
+            elif prior is not None:
+                both = (0.5 * A @ self._K_rotated - R) @ A.T  # half of what is added, and as much transposed
+                covariance = prior + (both + both.T)
+                variance = xp.maximum(covariance.diagonal(), 0.0)
+            found.append((mean[:, 0] if self._flat else mean, variance, covariance))
         if one:
             return EnsemblePrediction(*found[0])
         return EnsemblePrediction(*(None if of[0] is None else xp.stack(of) for of in zip(*found, strict=True)))
-
-    def _at(self, t: float, P: Array, R: Array, prior: Array | None) -> tuple[Array, Array, Array]:
-        """Mean, variance and covariance at one time."""
-        xp = namespace(P)
-        A = P * (-xp.expm1(-self.learning_rate * t * self._rates) / self._rates)  # Θ(test, training) Q diag(w(t))
-        mean = A @ self._targets
-        mean = mean[:, 0] if self._flat else mean
-        if prior is None:
-            return mean, None, None
-        if prior.ndim == 1:
-            return mean, xp.maximum(prior + ((A @ self._K_rotated - 2.0 * R) * A).sum(1), 0.0), None
-        both = (0.5 * A @ self._K_rotated - R) @ A.T  # half of what is added, and as much transposed
-        covariance = prior + (both + both.T)
-        return mean, xp.maximum(covariance.diagonal(), 0.0), covariance
 
     @cached_property
     def _K_rotated(self) -> Array:
@@ -146,36 +145,22 @@ class TrainedEnsemble:
 trained_ensemble = TrainedEnsemble
 
 
-def _named(name: str, matrix: Array) -> Array:
-    """A square matrix in float64, checked; an error says which one it is about."""
-    try:
-        return float64_buffer(matrix if hasattr(matrix, "shape") else np.asarray(matrix))
-    except MatrixError as error:
-        raise MatrixError(f"{name}: {error}") from None
-
-
-def _needed_jitter(values: Array, ridge: float, mean_diagonal: float) -> float:
+def _needed_jitter(values: Array, ridge: float, diagonal: Array) -> float:
     """0 where no eigenvalue is mere rounding; else the power of ten that lifts them to a thousand times that.
 
     Just above rounding would not do: an eigenvalue is divided into products that have the rounding of float64 too.
     """
-    least, largest, n = float(values.min()), float(abs(values).max()), len(values)
+    least, largest, n, mean = float(values.min()), float(abs(values).max()), len(values), float(diagonal.mean())
     rounding = n * float(np.finfo(np.float64).eps) * largest
     if least + ridge > rounding:
         return 0.0
-    jitter = next((j for j in JITTERS if least + ridge + j * mean_diagonal > 1e3 * rounding), None)
+    jitter = next((j for j in JITTERS if least + ridge + j * mean > 1e3 * rounding), None)
     if jitter is None:
         raise MatrixError(
-            f"Theta of {n} points has the eigenvalue {least:.3g}, too low beside its mean diagonal "
-            f"({mean_diagonal:.3g}) for the matrix of a kernel"
+            f"Theta of {n} points has the eigenvalue {least:.3g}, too low beside its mean diagonal ({mean:.3g}) for "
+            "the matrix of a kernel"
         )
-    warnings.warn(
-        f"Theta of {n} points is not positive definite in float64; added {jitter:g} of its mean diagonal to the "
-        "diagonal, as a ridge would. Repeated points or a float32 kernel do that: remove repeats, use "
-        f"dtype='float64', or set ridge={jitter * mean_diagonal:.1e}",
-        JitterWarning,
-        stacklevel=3,
-    )
+    warn_of_jitter(n, jitter, diagonal, stacklevel=4, name="Theta", knob="ridge")
     return jitter
 
 

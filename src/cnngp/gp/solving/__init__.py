@@ -6,8 +6,6 @@ import hashlib
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +19,14 @@ from cnngp.common.devices import ActualDevice, Device, actual_device, array_modu
 from cnngp.common.errors import is_number, is_whole
 from cnngp.common.progress import progress_bar
 from cnngp.matrix.cluster.connection import ClusterError
+from cnngp.matrix.store.places import local_path
+from cnngp.matrix.store.store import store_of
 
 from ..checks import MatrixError, check_targets, float64_buffer
 from ..linalg import Array, factorised, namespace, warn_of_jitter
 from ..posterior import METHODS, Method
-from .checkpoint import Checkpoint
-from .conjugate import Limits, Nystrom, Outcome, State, relative_residuals, solve_block
-from .matrices import SymmetricMatrix, local_folder, opened_matrix
+from .conjugate import Checkpoint, Limits, Nystrom, Outcome, State, relative_residuals, solve_block
+from .matrices import SymmetricMatrix, opened_matrix
 
 log = logging.getLogger("cnngp")
 
@@ -158,51 +157,51 @@ def solve_matrix(
 
     `keep_unfinished`: leave the checkpoint of a solve that ran out of iterations.
     """
-    n, columns = B.shape
+    (n, columns), xp = B.shape, namespace(B)
     rank = min(_RANK, n // 4) if rank is None else min(rank, n)
     # The factor, or the basis and what the iteration carries: directions, residuals, solutions and their products.
     need = 8 * n * (n if method == "cholesky" else rank + _CARRIED * columns)
     memory.require(need, f"solving for {n:,} points by {method}", "cuda" if is_on_gpu(B) else "cpu")
+    diagonal = matrix.diagonal()
+    if not (diagonal >= 0.0).all():
+        raise MatrixError("the kernel matrix has negative numbers on its diagonal; it is not the matrix of a kernel")
     if method == "cholesky":
-        outcome, largest = _cholesky(matrix, B, noise, limits)
+        found = _cholesky(matrix, B, noise, limits)
     else:
-        outcome, largest = _conjugate_gradients(matrix, B, noise, limits, rank, checkpoint, keep_unfinished)
-    xp = namespace(B)
-    worst = float((outcome.residuals * xp.linalg.norm(B, axis=0)).max())
-    bound = math.sqrt(largest / noise) * worst if noise > 0 else (math.inf if worst > 0 else 0.0)
-    reached = f"relative residual {float(outcome.residuals.max()):.1e} after {outcome.iterations} iterations"
-    message = reached if outcome.converged else f"{reached}, {limits.tolerance:g} was asked for; {outcome.reason}"
-    return Solution(outcome.X, outcome.residuals, outcome.iterations, method, outcome.converged, message, bound)
+        found = _conjugate_gradients(matrix, B, noise, limits, rank, checkpoint, keep_unfinished)
+    worst = float((found.residuals * xp.linalg.norm(B, axis=0)).max())
+    bound = math.sqrt(diagonal.max() / noise) * worst if noise > 0 else (math.inf if worst > 0 else 0.0)
+    message = f"relative residual {float(found.residuals.max()):.1e} after {found.iterations} iterations"
+    if not found.converged:
+        message += f", {limits.tolerance:g} was asked for; {found.reason}"
+    return Solution(found.X, found.residuals, found.iterations, method, found.converged, message, bound)
 
 
-def _cholesky(matrix: SymmetricMatrix, B: Array, noise: float, limits: Limits) -> tuple[Outcome, float]:
-    """The solution, and the largest entry of the diagonal."""
+def _cholesky(matrix: SymmetricMatrix, B: Array, noise: float, limits: Limits) -> Outcome:
     factor, jitter = factorised(float64_buffer(matrix.K, on_gpu=is_on_gpu(B)), noise)
     if jitter:
-        warn_of_jitter(factor, jitter, stacklevel=4)
+        warn_of_jitter(len(factor), jitter, factor.diagonal, stacklevel=4)
     X = factor.solve(B)
     residuals = relative_residuals(factor.multiply(X, noise) - B, B)
     reason = f"{jitter:g} of the mean diagonal had to be added" if jitter else "float64 allows no more"
-    solved = bool((residuals <= max(limits.tolerance, 1e-9)).all())
-    return Outcome(X, residuals, 0, solved, reason), float(factor.diagonal.max())
+    return Outcome(X, residuals, 0, bool((residuals <= max(limits.tolerance, 1e-9)).all()), reason)
 
 
 def _conjugate_gradients(
     matrix: SymmetricMatrix, B: Array, noise: float, limits: Limits, rank: int, path: Path | None, keep_unfinished: bool
-) -> tuple[Outcome, float]:
-    xp, diagonal = namespace(B), matrix.diagonal()
-    if not (diagonal >= 0.0).all():
-        raise MatrixError("the kernel matrix has negative numbers on its diagonal; it is not the matrix of a kernel")
+) -> Outcome:
     keep = _checkpoint(matrix, B, noise, rank, path) if rank > 0 else None
-    state = None if keep is None else keep.read(xp)
+    state = None if keep is None else keep.read(namespace(B))
     if state is not None:
         log.info("the solve goes on after iteration %d", state.iteration)
-    E = Nystrom.of(matrix.multiply, xp, matrix.n, rank, noise, seed=0)
+    E = Nystrom.of(matrix.multiply, namespace(B), matrix.n, rank, noise, seed=0)
     try:
-        with _bar(matrix.progress) as show:
+        with progress_bar(None, "solve", "iteration", wanted=matrix.progress, keep=True) as bar:
 
             def watch(state: State) -> None:
-                show(state)
+                log.info("iteration %d: relative residual %.1e", state.iteration, state.history[-1])
+                bar.set_postfix_str(f"residual {state.history[-1]:.1e}", refresh=False)
+                bar.update()
                 if keep is not None:
                     keep.see(state)
 
@@ -216,34 +215,23 @@ def _conjugate_gradients(
             f"{told}; iteration {keep.latest.iteration} is kept in {keep.path}. Run it again to continue"
         ) from None
     if keep is None:
-        return outcome, float(diagonal.max())
+        return outcome
     if keep_unfinished and not outcome.converged and outcome.iterations >= limits.iterations:
         keep.write()
-        outcome = replace(outcome, reason=f"{outcome.reason}; more of them go on from {keep.path}")
-    else:
-        keep.remove()
-    return outcome, float(diagonal.max())
+        return replace(outcome, reason=f"{outcome.reason}; more of them go on from {keep.path}")
+    keep.remove()
+    return outcome
 
 
 def _checkpoint(matrix: SymmetricMatrix, B: Array, noise: float, rank: int, path: Path | None) -> Checkpoint | None:
     """At the path given, or next to a store on this machine under a name that no other problem has."""
-    folder = local_folder(matrix.K) if matrix.stored and path is None else None
+    folder = None
+    if path is None and matrix.stored:
+        store = store_of(matrix.K)
+        folder = local_path(matrix.K) if store is None else store.local
     if path is None and folder is None:
         return None
     digest = hashlib.sha256(f"{_STATE} {matrix.fingerprint()} {noise!r} {rank} {B.shape}".encode())
     digest.update(np.ascontiguousarray(to_numpy(B)).data)
     problem = digest.hexdigest()
     return Checkpoint(path or folder.with_name(f"{folder.name}.solve-{problem[:12]}"), problem)  # type: ignore[union-attr]
-
-
-@contextmanager
-def _bar(wanted: bool) -> Iterator[Callable[[State], None]]:
-    """Iterations and the residual: a bar on a terminal, lines in the log."""
-    with progress_bar(None, "solve", "iteration", wanted=wanted, keep=True) as bar:
-
-        def show(state: State) -> None:
-            log.info("iteration %d: relative residual %.1e", state.iteration, state.history[-1])
-            bar.set_postfix_str(f"residual {state.history[-1]:.1e}", refresh=False)
-            bar.update()
-
-        yield show

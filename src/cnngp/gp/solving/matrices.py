@@ -21,8 +21,7 @@ from cnngp.common.errors import StoreError
 from cnngp.common.progress import progress_bar
 from cnngp.common.tiles import Grid
 from cnngp.matrix.cluster.cluster import Cluster
-from cnngp.matrix.store.places import local_path
-from cnngp.matrix.store.store import GramStore, store_of, verified
+from cnngp.matrix.store.store import GramStore, verified
 
 from ..checks import MatrixError, as_matrix
 from ..linalg import Array, blocks, namespace
@@ -30,6 +29,7 @@ from ..linalg import Array, blocks, namespace
 # Tiles of an array in memory, and tiles of a store that are read ahead of the one in use.
 _SIDE = 1024
 _AHEAD = 3
+_NAN = "the kernel matrix contains NaN or infinity; an unfinished store does too: finish it with gram"
 
 
 class SymmetricMatrix:
@@ -61,7 +61,14 @@ class SymmetricMatrix:
 
     def multiply(self, V: Array) -> Array:
         """KV for V (N, columns) in float64, on the card where V is."""
-        Y = self._here(V) if self._cluster is None else self._on_cluster(self._cluster, V)
+        if self._cluster is None:
+            Y = self._here(V)
+        else:
+            # A worker takes whole rows of tiles: it reads the mirror images too, and sends back a few rows of the
+            # result instead of a sum as long as V.
+            product = partial(_row_product, self.K, self.tile[1])
+            parts = self._cluster.computed(product, list(blocks(self.n, self.tile[0])), to_numpy(V))
+            Y = namespace(V).asarray(np.concatenate(parts))
         if not bool(namespace(Y).isfinite(Y).all()):
             raise MatrixError(_NAN)
         return Y
@@ -104,17 +111,6 @@ class SymmetricMatrix:
             while waiting:
                 yield waiting.popleft().result()
 
-    def _on_cluster(self, cluster: Cluster, V: Array) -> Array:
-        """A worker takes whole rows of tiles: it reads the mirror images too, and sends back a few rows of the result
-        instead of a sum as long as V.
-        """
-        product = partial(_row_product, self.K, self.tile[1])
-        parts = cluster.computed(product, list(blocks(self.n, self.tile[0])), to_numpy(V))
-        return namespace(V).asarray(np.concatenate(parts))
-
-
-_NAN = "the kernel matrix contains NaN or infinity; an unfinished store does too: finish it with gram"
-
 
 def _row_product(K: Any, width: int, rows: slice, V: Any) -> Any:
     """Some rows of KV, on a worker."""
@@ -152,9 +148,3 @@ def opened_matrix(store: Any) -> Any:
             "them"
         )
     return gram_store.array()
-
-
-def local_folder(store: Any) -> Path | None:
-    """The folder of this machine that a store or a Zarr array of `gram` lies in."""
-    held_in = store_of(store)
-    return local_path(store) if held_in is None else held_in.local
