@@ -58,7 +58,7 @@ def from_torch(
     """
     need_torch("from_torch")
     from .importing.importer import import_module
-    from .importing.weights import Variances
+    from .importing.modules import Variances
 
     return import_module(module, input_shape, Variances(variances, weight_var, bias_var), allow_non_gaussian)
 
@@ -78,7 +78,7 @@ def explain(
     """
     need_torch("explain")
     from .importing.importer import explain_module
-    from .importing.weights import Variances
+    from .importing.modules import Variances
 
     explanation = explain_module(module, input_shape, Variances(), allow_non_gaussian)
     if show:
@@ -112,12 +112,12 @@ def sample_network(
     need_torch("sample_network")
     import torch
 
-    from .drawing import fill, seed_key, torch_device
     from .finite import build_finite
+    from .sampling import seed_key, torch_device
 
     key = seed_key(seed)
     finite = build_finite(net, channels, input_shape, outputs, dtype or torch.float32, torch_device(device))
-    fill(finite, key)
+    finite.fill(key)
     return finite.module
 
 
@@ -149,8 +149,8 @@ def sample_outputs(
     need_torch("sample_outputs")
     import torch
 
-    from .drawing import outputs_of_many, seed_key, torch_device
     from .finite import build_finite
+    from .sampling import outputs_of_many, seed_key, torch_device
 
     key, device, dtype = seed_key(seed), torch_device(device), dtype or torch.float32
     if isinstance(X, torch.Tensor) and X.is_complex():
@@ -220,6 +220,6 @@ def gpytorch_kernel(
     ['raw_layers_0_weight_var', 'raw_layers_0_bias_var']
     """
     need_torch("gpytorch_kernel")
-    from .gpytorch_adapter import make_kernel
+    from .gpytorch_adapter import NetworkKernel
 
-    return make_kernel(network, input_shape, dtype, threads, learn)
+    return NetworkKernel(network, input_shape, dtype, threads, learn)

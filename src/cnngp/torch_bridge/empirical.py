@@ -38,11 +38,14 @@ def kernel_of(module: Any, X: Any, Z: Any, kind: str, parametrization: str, tile
     if kind == "ntk":
         rows, numbers = _gradients(module, parametrization == "ntk")
     else:
-        rows, numbers = _all_outputs(module), outputs
-    passes = outputs if kind == "ntk" else 1
+        numbers = outputs
+
+        def rows(images: Any, output: int) -> Any:
+            return torch.cat([_outputs(module, part) for part in images.split(_AT_ONCE)])
+
     size = tile or max(1, _BUDGET.get(x.device.type, _BUDGET["cuda"]) // (3 * numbers * x.element_size()))
     K = np.zeros((len(x), len(z)))
-    for output in range(passes):
+    for output in range(outputs if kind == "ntk" else 1):
         for a in blocks(len(x), size):
             left = rows(x[a], output)
             for b in blocks(len(z), size):
@@ -70,10 +73,6 @@ def _gradients(module: Any, scaled: bool) -> tuple[Rows, int]:
         return torch.cat([each[name].detach().flatten(1) * scale for name, scale in scales.items()], dim=1)
 
     return rows, sum(p.numel() for p in learned.values())
-
-
-def _all_outputs(module: Any) -> Rows:
-    return lambda images, output: torch.cat([_outputs(module, part) for part in images.split(_AT_ONCE)])
 
 
 def _outputs(module: Any, images: Any) -> Any:
