@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -100,11 +99,6 @@ def run(setting: Setting, plan: BeyondPlan | None = None, data: Dataset | None =
     rows += _choice_rows(choice, networks, images)
     details = {"train": images.train, "chosen": best, "network": repr(networks[best]), "choice": choice, "fit": values}
     return Results(rows=rows, details=details, captions={})
-
-
-def draw(results: Results, folder: Path) -> list[Path]:
-    """Nothing: a table says it."""
-    return []
 
 
 def choice_piece(

@@ -92,11 +92,6 @@ def run(setting: Setting, plan: CifarPlan | None = None, data: Dataset | None = 
     return Results(rows=rows, details={"depth": plan.depth, "train": plan.train, **details}, captions={})
 
 
-def draw(results: Results, folder: Path) -> list[Path]:
-    """Nothing: a table says it."""
-    return []
-
-
 def _matrices(kernel: Kernel, X: Any, X_test: Any, folder: Path | None) -> tuple[Any, Any]:
     """K(training) and K(test, training)."""
     train, test = (None, None) if folder is None else (folder / "train", folder / "test")

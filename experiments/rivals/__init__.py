@@ -13,7 +13,7 @@ from typing import Any
 
 from cnngp.common.figures import new_figure, save_figure
 from cnngp.datasets.dataset import Dataset
-from cnngp.paper.results import BLUE, GREY, ORANGE, Results, Row, read, row, tables
+from cnngp.paper.results import BLUE, GREY, ORANGE, Results, Row, read, row, tables, title
 from cnngp.paper.setting import Setting
 from cnngp.paper.table1 import SplitImages
 from cnngp.torch_bridge import need_gpytorch, need_torch
@@ -216,8 +216,7 @@ def _line(setting: Setting, experiment: str, name: str) -> tuple[dict[str, Row] 
 
 
 def _heading(images: SplitImages) -> str:
-    names = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST"}
-    return f"{names.get(images.name, images.name)}, {images.train:,} training images unless said otherwise"
+    return f"{title(images.name)}, {images.train:,} training images unless said otherwise"
 
 
 def _rows(table: str, name: str, values: dict[str, Any], published: float | None, note: str) -> list[Row]:

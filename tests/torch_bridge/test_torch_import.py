@@ -202,24 +202,26 @@ def test_the_input_may_be_added_to_all_channels() -> None:
     assert net == Sequential(Sum(Identity(), Conv(3)), Dense())
 
 
-@pytest.mark.parametrize(
-    "norm",
-    [
-        *(nn.LayerNorm(8), nn.GroupNorm(1, 8), nn.RMSNorm(8, eps=1e-5), nn.LayerNorm(8, elementwise_affine=False)),
-        *(nn.GroupNorm(1, 8, affine=False), nn.RMSNorm(8, eps=1e-5, elementwise_affine=False)),
-        *(nn.LayerNorm((8, 3, 3)), nn.GroupNorm(1, 8)),
-    ],
-    ids=repr,
-)
-def test_a_norm_of_features_or_of_channels_and_places_is_a_layer_norm(norm: nn.Module) -> None:
-    if norm_of_features := not isinstance(norm, nn.LayerNorm) or norm.normalized_shape == (8,):
-        module = nn.Sequential(nn.Linear(5, 8), norm, nn.ReLU(), nn.Linear(8, 1))
-        found = from_torch(module, (5,), weight_var=1.0, bias_var=0.0)
-        assert found == Sequential(Dense(), LayerNorm(eps=1e-5), ReLU(), Dense())
-    if isinstance(norm, nn.GroupNorm) or not norm_of_features:
-        module = nn.Sequential(nn.Conv2d(2, 8, 2), norm, nn.ReLU(), nn.Flatten(), nn.Linear(72, 1))
-        found = from_torch(module, (2, 4, 4), weight_var=1.0, bias_var=0.0)
-        assert found == Sequential(Conv(2, padding="valid"), LayerNorm("all", 1e-5), ReLU(), Dense())
+def normed(first: nn.Module, norm: nn.Module, features: int) -> nn.Module:
+    return nn.Sequential(first, norm, nn.ReLU(), nn.Flatten(), nn.Linear(features, 1))
+
+
+OF_FEATURES = [
+    *(nn.LayerNorm(8), nn.GroupNorm(1, 8), nn.RMSNorm(8, eps=1e-5), nn.LayerNorm(8, elementwise_affine=False)),
+    *(nn.GroupNorm(1, 8, affine=False), nn.RMSNorm(8, eps=1e-5, elementwise_affine=False)),
+]
+
+
+@pytest.mark.parametrize("norm", OF_FEATURES, ids=repr)
+def test_a_norm_of_features_is_a_layer_norm(norm: nn.Module) -> None:
+    found = from_torch(normed(nn.Linear(5, 8), norm, 8), (5,), weight_var=1.0, bias_var=0.0)
+    assert found == Sequential(Dense(), LayerNorm(eps=1e-5), ReLU(), Dense())
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm((8, 3, 3)), nn.GroupNorm(1, 8)], ids=repr)
+def test_a_norm_of_channels_and_places_is_a_layer_norm_over_all(norm: nn.Module) -> None:
+    found = from_torch(normed(nn.Conv2d(2, 8, 2), norm, 72), (2, 4, 4), weight_var=1.0, bias_var=0.0)
+    assert found == Sequential(Conv(2, padding="valid"), LayerNorm("all", 1e-5), ReLU(), Dense())
 
 
 # ---- pools -----------------------------------------------------------------------------------------------------------

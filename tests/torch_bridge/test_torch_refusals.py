@@ -310,11 +310,12 @@ def test_explain_covers_every_part(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_explain_of_what_works(capsys: pytest.CaptureFixture[str]) -> None:
     layers = {"stem": nn.Conv2d(1, 1, 1), "block": PreActivationBlock(1, 4, 1), "spare": nn.Conv2d(4, 4, 3)}
-    module = made(lambda m, x: m.head(m.block(m.stem(x)).flatten(1)), **layers, head=nn.Linear(4 * 36, 1))
+    module = made(lambda m, x: m.head(m.block(m.stem(x)).mean((2, 3))), **layers, head=nn.Linear(4, 1))
     explanation = cnngp.torch.explain(module, IMAGE, show=False)
     assert capsys.readouterr().out == ""
     told = {row.name: row.told for row in explanation}
     assert told["add in block"] == "Sum(…)"
+    assert told["mean in forward"] == "GlobalAvgPool()"
     assert told["spare"] == "never called by forward"
     assert told["head"].startswith("Dense(")
     assert "Sum(Conv(1" in str(explanation)

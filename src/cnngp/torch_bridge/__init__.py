@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from cnngp.common.arrays import DataError, as_real, to_numpy
 from cnngp.common.optional import need
 from cnngp.network.layers import Network, NetworkError
 
@@ -150,17 +149,12 @@ def sample_outputs(
     import torch
 
     from .finite import build_finite
-    from .sampling import outputs_of_many, seed_key, torch_device
+    from .sampling import image_tensor, outputs_of_many, seed_key, torch_device
 
     key, device, dtype = seed_key(seed), torch_device(device), dtype or torch.float32
-    if isinstance(X, torch.Tensor) and X.is_complex():
-        raise DataError(f"X has type {X.dtype}; expected real numbers")
-    real = X if isinstance(X, torch.Tensor) else as_real(to_numpy(X, "X"), "X")
-    images = torch.as_tensor(real, dtype=dtype, device=device)
-    if images.ndim < 2 or len(images) == 0 or samples < 1:
-        raise NetworkError(
-            f"X of shape {tuple(images.shape)} and samples={samples}: expected (N, C, …) and at least one"
-        )
+    images = image_tensor(X, "X", dtype, device)
+    if samples < 1:
+        raise NetworkError(f"samples={samples}: expected at least one")
     finite = build_finite(net, channels, tuple(images.shape[1:]), outputs or 1, dtype, device)
     drawn = outputs_of_many(finite, images, samples, key, batch, progress).numpy()
     return drawn if outputs else drawn[:, :, 0]

@@ -18,6 +18,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.utils import parametrize
 
+from cnngp.common.arrays import DataError, as_real, to_numpy
 from cnngp.common.errors import is_whole
 from cnngp.gp.linalg import blocks
 from cnngp.network.layers import NetworkError
@@ -95,6 +96,15 @@ def torch_device(device: Any) -> torch.device:
             f"device={device!r} cannot be used by PyTorch {torch.__version__} here ({reason}); use 'cpu'"
         ) from None
     return found
+
+
+def image_tensor(X: Any, name: str, dtype: Any, device: Any) -> Any:
+    """Images (N, C, …), an array or a tensor of any kind, as a tensor without a gradient."""
+    images = X if isinstance(X, torch.Tensor) else torch.as_tensor(as_real(to_numpy(X, name), name))
+    if images.ndim < 2 or len(images) == 0 or images.is_complex():
+        told = f"shape {tuple(images.shape)} and type {images.dtype}"
+        raise DataError(f"{name} has {told}; expected real images (N, C, …), at least one")
+    return images.detach().to(dtype=dtype, device=device)
 
 
 def draw(numbers: int, seed: Seed, device: Any) -> Any:
