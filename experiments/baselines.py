@@ -27,7 +27,7 @@ from cnngp.network import zoo
 from cnngp.network.layers import Network
 from cnngp.paper import table1
 from cnngp.paper.results import Results, Row, percent
-from cnngp.paper.setting import Setting
+from cnngp.paper.setting import Piece, Setting
 from cnngp.paper.table1 import SplitImages, network_errors
 
 TITLE = "Baselines of Table 1"
@@ -102,11 +102,13 @@ def dense_pieces(setting: Setting, plan: BaselinesPlan, images: SplitImages) -> 
             errors.append(percent(clf.predict(K=K) != images.y[images.train :]))
         return {"candidates": candidates, "validation_errors": errors}
 
-    chosen = setting.piece(
-        f"baselines-{images.name}-dense-choice",
-        choose,
-        depends={"candidates": candidates, "chosen_on": n, **images.facts},
-        seconds=20.0 + len(plan.dense) * (3.0 if setting.actual_device == "cuda" else 3.0 + 1e-6 * n * n),
+    chosen = setting.values(
+        Piece(
+            f"baselines-{images.name}-dense-choice",
+            choose,
+            depends={"candidates": candidates, "chosen_on": n, **images.facts},
+            seconds=20.0 + len(plan.dense) * (3.0 if setting.actual_device == "cuda" else 3.0 + 1e-6 * n * n),
+        )
     )
     best = plan.dense[int(np.argmin(chosen["validation_errors"]))]
     depth, weight_var, bias_var, nonlinearity = best
@@ -134,7 +136,7 @@ def rbf_piece(setting: Setting, plan: BaselinesPlan, images: SplitImages) -> dic
 
     depends = {"kernel": "rbf", "lengthscale_on": plan.lengthscale_on, **images.facts}
     seconds = 60.0 if setting.actual_device == "cuda" else 20.0 + 1e-10 * len(images.X) ** 3
-    return setting.piece(f"baselines-{images.name}-rbf", compute, depends=depends, seconds=seconds)
+    return setting.values(Piece(f"baselines-{images.name}-rbf", compute, depends=depends, seconds=seconds))
 
 
 def rbf(setting: Setting, lengthscale: float, shape: Sequence[int], check: bool = True) -> Kernel:

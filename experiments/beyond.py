@@ -23,7 +23,7 @@ from cnngp.kernel.kernel import Kernel
 from cnngp.network.layers import AvgPool, Conv, Dense, Network, ReLU, Sequential
 from cnngp.paper import table1
 from cnngp.paper.results import Results, Row, percent, row
-from cnngp.paper.setting import Setting
+from cnngp.paper.setting import Piece, Setting
 from cnngp.paper.table1 import SplitImages, network_errors
 
 TITLE = "Beyond the paper: pooled networks on all of MNIST"
@@ -114,11 +114,13 @@ def choice_piece(
 
     shape = images.X.shape[1:]
     work = sum(net.shapes(shape).elements for net in networks.values()) * n * n / 2
-    return setting.piece(
-        f"beyond-{images.name}-choice",
-        compute,
-        depends={"networks": [net.fingerprint for net in networks.values()], "chosen_on": n, **images.facts},
-        seconds=5.0 * len(networks) + work / _SPEED[setting.actual_device],
+    return setting.values(
+        Piece(
+            f"beyond-{images.name}-choice",
+            compute,
+            depends={"networks": [net.fingerprint for net in networks.values()], "chosen_on": n, **images.facts},
+            seconds=5.0 * len(networks) + work / _SPEED[setting.actual_device],
+        )
     )
 
 
@@ -132,7 +134,7 @@ def best_piece(setting: Setting, name: str, network: Network, images: SplitImage
         return {"name": name} | network_errors(setting, kernel, images, label, keep=seconds > LONG)
 
     depends = {"network": network.fingerprint, **images.facts}
-    return setting.piece(f"beyond-{images.name}-best", compute, depends=depends, seconds=60.0 + seconds)
+    return setting.values(Piece(f"beyond-{images.name}-best", compute, depends=depends, seconds=60.0 + seconds))
 
 
 def kernel_seconds(setting: Setting, network: Network, images: SplitImages) -> float:

@@ -110,12 +110,6 @@ class Setting:
         self.say("plan", said)
         return [self.values(piece, f"{i} of {len(pieces)}, ") for i, piece in enumerate(pieces, start=1)]
 
-    def piece(
-        self, name: str, compute: Callable[[], Mapping[str, Any]], *, depends: Mapping[str, Any], seconds: float = 0.0
-    ) -> dict[str, Any]:
-        """The values of a piece that is told without a number."""
-        return self.values(Piece(name, compute, depends, seconds))
-
     def values(self, piece: Piece, number: str = "") -> dict[str, Any]:
         """The values of one piece: read where they are kept, else computed and kept, with the `seconds` that it took,
         the `hardware` and the `software`."""
