@@ -67,6 +67,7 @@ def test_weights_that_are_no_draws_about_zero_are_refused(change: Callable[[Any]
         lambda w: nn.init.orthogonal_(w),
         lambda w: nn.init.trunc_normal_(w, std=0.02),
         lambda w: w.bernoulli_(0.5).sub_(0.5),
+        lambda w: w.normal_().mul_(torch.rand_like(w) > 0.4),
         lambda w: nn.init.zeros_(w),
     ],
 )
