@@ -10,7 +10,6 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from cnngp.network import zoo
 from cnngp.network.layers import Network
 from cnngp.paper import table1
 from cnngp.paper.results import Results, Row, percent
-from cnngp.paper.setting import Setting
+from cnngp.paper.setting import Piece, Setting
 from cnngp.paper.table1 import SplitImages, network_errors
 
 TITLE = "Baselines of Table 1"
@@ -81,14 +80,10 @@ def run(setting: Setting, plan: BaselinesPlan | None = None, data: Dataset | Non
     return Results(rows=rows, details=details, captions={})
 
 
-def draw(results: Results, folder: Path) -> list[Path]:
-    """Nothing: a table says it."""
-    return []
-
-
 def fashion(setting: Setting, cases: Sequence[table1.Case], images: SplitImages) -> tuple[dict[str, Any], list[Row]]:
     """The networks of Table 1 on another set of images."""
-    details = {case.name: table1.case_piece(setting, case, images) for case in cases}
+    found = setting.run([table1.case_piece(setting, case, images) for case in cases])
+    details = {case.name: values for case, values in zip(cases, found, strict=True)}
     table = table1.heading(images)
     return details, [row for name, values in details.items() for row in table1.rows_of(table, name, values)]
 
@@ -107,11 +102,13 @@ def dense_pieces(setting: Setting, plan: BaselinesPlan, images: SplitImages) -> 
             errors.append(percent(clf.predict(K=K) != images.y[images.train :]))
         return {"candidates": candidates, "validation_errors": errors}
 
-    chosen = setting.piece(
-        f"baselines-{images.name}-dense-choice",
-        choose,
-        depends={"candidates": candidates, "chosen_on": n, **images.facts},
-        seconds=_choice_seconds(setting, plan, images),
+    chosen = setting.values(
+        Piece(
+            f"baselines-{images.name}-dense-choice",
+            choose,
+            depends={"candidates": candidates, "chosen_on": n, **images.facts},
+            seconds=20.0 + len(plan.dense) * (3.0 if setting.actual_device == "cuda" else 3.0 + 1e-6 * n * n),
+        )
     )
     best = plan.dense[int(np.argmin(chosen["validation_errors"]))]
     depth, weight_var, bias_var, nonlinearity = best
@@ -120,12 +117,7 @@ def dense_pieces(setting: Setting, plan: BaselinesPlan, images: SplitImages) -> 
         f"{len(plan.dense)} on validation with {n:,} training images; published: Lee et al., 2018"
     )
     case = table1.Case("dense-nngp", "Dense NNGP", _dense(best), test=1.21, note=note)
-    return case, table1.case_piece(setting, case, images) | {"choice": chosen}
-
-
-def _choice_seconds(setting: Setting, plan: BaselinesPlan, images: SplitImages) -> float:
-    n = min(plan.chosen_on, images.train)
-    return 20.0 + len(plan.dense) * (3.0 if setting.actual_device == "cuda" else 3.0 + 1e-6 * n * n)
+    return case, setting.values(table1.case_piece(setting, case, images)) | {"choice": chosen}
 
 
 def _dense(candidate: tuple[int, float, float, str]) -> Network:
@@ -143,8 +135,8 @@ def rbf_piece(setting: Setting, plan: BaselinesPlan, images: SplitImages) -> dic
         return {"lengthscale": lengthscale} | network_errors(setting, kernel, images, f"{images.name}-rbf")
 
     depends = {"kernel": "rbf", "lengthscale_on": plan.lengthscale_on, **images.facts}
-    seconds = _rbf_seconds(setting, images)
-    return setting.piece(f"baselines-{images.name}-rbf", compute, depends=depends, seconds=seconds)
+    seconds = 60.0 if setting.actual_device == "cuda" else 20.0 + 1e-10 * len(images.X) ** 3
+    return setting.values(Piece(f"baselines-{images.name}-rbf", compute, depends=depends, seconds=seconds))
 
 
 def rbf(setting: Setting, lengthscale: float, shape: Sequence[int], check: bool = True) -> Kernel:
@@ -174,10 +166,6 @@ def most_likely_lengthscale(setting: Setting, X: NDArray[np.float32], y: NDArray
     with warnings.catch_warnings():
         warnings.simplefilter("error", JitterWarning)
         return scale * math.exp(minimised(loss, -3.0, 1.0, tolerance=0.01).at)
-
-
-def _rbf_seconds(setting: Setting, images: SplitImages) -> float:
-    return 60.0 if setting.actual_device == "cuda" else 20.0 + 1e-10 * len(images.X) ** 3
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from cnngp.kernel.kernel import Kernel
 from cnngp.network.layers import AvgPool, Conv, Dense, Network, ReLU, Sequential
 from cnngp.paper import table1
 from cnngp.paper.results import Results, Row, percent, row
-from cnngp.paper.setting import Setting
+from cnngp.paper.setting import Piece, Setting
 from cnngp.paper.table1 import SplitImages, network_errors
 
 TITLE = "Beyond the paper: pooled networks on all of MNIST"
@@ -102,11 +101,6 @@ def run(setting: Setting, plan: BeyondPlan | None = None, data: Dataset | None =
     return Results(rows=rows, details=details, captions={})
 
 
-def draw(results: Results, folder: Path) -> list[Path]:
-    """Nothing: a table says it."""
-    return []
-
-
 def choice_piece(
     setting: Setting, plan: BeyondPlan, networks: Mapping[str, Network], images: SplitImages
 ) -> dict[str, Any]:
@@ -120,11 +114,13 @@ def choice_piece(
 
     shape = images.X.shape[1:]
     work = sum(net.shapes(shape).elements for net in networks.values()) * n * n / 2
-    return setting.piece(
-        f"beyond-{images.name}-choice",
-        compute,
-        depends={"networks": [net.fingerprint for net in networks.values()], "chosen_on": n, **images.facts},
-        seconds=5.0 * len(networks) + work / _SPEED[setting.actual_device],
+    return setting.values(
+        Piece(
+            f"beyond-{images.name}-choice",
+            compute,
+            depends={"networks": [net.fingerprint for net in networks.values()], "chosen_on": n, **images.facts},
+            seconds=5.0 * len(networks) + work / _SPEED[setting.actual_device],
+        )
     )
 
 
@@ -138,7 +134,7 @@ def best_piece(setting: Setting, name: str, network: Network, images: SplitImage
         return {"name": name} | network_errors(setting, kernel, images, label, keep=seconds > LONG)
 
     depends = {"network": network.fingerprint, **images.facts}
-    return setting.piece(f"beyond-{images.name}-best", compute, depends=depends, seconds=60.0 + seconds)
+    return setting.values(Piece(f"beyond-{images.name}-best", compute, depends=depends, seconds=60.0 + seconds))
 
 
 def kernel_seconds(setting: Setting, network: Network, images: SplitImages) -> float:

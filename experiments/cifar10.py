@@ -24,7 +24,7 @@ from cnngp.kernel.symmetry import Symmetry
 from cnngp.matrix.gram import gram
 from cnngp.network.zoo import myrtle
 from cnngp.paper.results import Results, percent, row
-from cnngp.paper.setting import Setting, digest, release
+from cnngp.paper.setting import Piece, Setting, digest, release
 
 TITLE = "CIFAR-10: Myrtle kernels"
 DATA = "cifar10"
@@ -79,7 +79,7 @@ def run(setting: Setting, plan: CifarPlan | None = None, data: Dataset | None = 
             K, K_test = _matrices(kernel, X, X_test, None if folder is None else folder / kind)
             return _errors(kernel, K, K_test, y, y_test)
 
-        values = setting.piece(f"{data.name}-{kind}", compute, depends=depends, seconds=seconds)
+        values = setting.values(Piece(f"{data.name}-{kind}", compute, depends=depends, seconds=seconds))
         details[kind] = values
         name = _NAMES[kind].format(plan.depth)
         published = PUBLISHED.get(kind) if whole else None
@@ -90,11 +90,6 @@ def run(setting: Setting, plan: CifarPlan | None = None, data: Dataset | None = 
         )
         rows.append(row(table, name, "leave-one-out", unit="%", ours=values["loo_error"]))
     return Results(rows=rows, details={"depth": plan.depth, "train": plan.train, **details}, captions={})
-
-
-def draw(results: Results, folder: Path) -> list[Path]:
-    """Nothing: a table says it."""
-    return []
 
 
 def _matrices(kernel: Kernel, X: Any, X_test: Any, folder: Path | None) -> tuple[Any, Any]:

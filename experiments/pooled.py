@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from cnngp.common import memory
 from cnngp.common.progress import duration
@@ -58,19 +56,14 @@ def run(setting: Setting, plan: PooledPlan | None = None, data: Dataset | None =
     images = SplitImages.of(data or setting.dataset("mnist", "paper"), plan.train, plan.validation, plan.test)
     cases = plan.cases()
     _tell_plan(setting, cases, images)
+    found = setting.run([table1.case_piece(setting, case, images) for case in cases])
+    networks = {case.name: values for case, values in zip(cases, found, strict=True)}
     rows: list[Row] = []
-    networks: dict[str, Any] = {}
-    for case in cases:
-        networks[case.name] = values = table1.case_piece(setting, case, images)
+    for case, values in zip(cases, found, strict=True):
         cost = f"{case.network.shapes(images.X.shape[1:]).elements:,} covariances a pair"
         note = f"{case.note}; {cost}" if case.note else cost
         rows += table1.rows_of(table1.heading(images), case.name, values, case.validation, case.test, note)
     return Results(rows=rows, details={"train": images.train, "networks": networks}, captions={})
-
-
-def draw(results: Results, folder: Path) -> list[Path]:
-    """Nothing: a table says it."""
-    return []
 
 
 def _tell_plan(setting: Setting, cases: Sequence[table1.Case], images: SplitImages) -> None:

@@ -22,7 +22,7 @@ from cnngp.datasets.dataset import Dataset
 from cnngp.network import zoo
 from cnngp.paper import table1
 from cnngp.paper.results import BLUE, GREY, Results, row
-from cnngp.paper.setting import Setting, release
+from cnngp.paper.setting import Piece, Setting, release
 from cnngp.paper.table1 import SplitImages
 
 TITLE = "Timings"
@@ -47,22 +47,13 @@ def run(setting: Setting, plan: TimingsPlan | None = None, data: Dataset | None 
     images = SplitImages.of(data or setting.dataset("mnist", "paper"), sizes.train, sizes.validation, sizes.test)
     cases = sizes.cases or table1.paper_cases()
     whole_seconds = 20.0 + 2.0 * table1.estimate(setting, zoo.resnet(plan.depth), images)
-    setting.expect({"timings-whole-run": whole_seconds, **table1.expected(setting, cases, images)})
-    whole = setting.piece(
-        "timings-whole-run",
-        lambda: _whole_run(setting, plan),
-        depends={"whole": plan.data, "network": zoo.resnet(plan.depth).fingerprint, **images.facts},
-        seconds=whole_seconds,
-    )
-    rows = _whole_rows(whole, setting.quick)
-    details: dict[str, Any] = {"whole_run": whole, "networks": {}}
-    for case in cases:
-        values = table1.case_piece(setting, case, images)
-        details["networks"][case.name] = values
-        rows += _rows(case.name, values)
+    depends = {"whole": plan.data, "network": zoo.resnet(plan.depth).fingerprint, **images.facts}
+    of_all = Piece("timings-whole-run", lambda: _whole_run(setting, plan), depends, whole_seconds)
+    whole, *found = setting.run([of_all, *(table1.case_piece(setting, case, images) for case in cases)])
+    networks = {case.name: values for case, values in zip(cases, found, strict=True)}
     return Results(
-        rows=rows,
-        details=details,
+        rows=_whole_rows(whole, setting.quick) + [row for name, of in networks.items() for row in _rows(name, of)],
+        details={"whole_run": whole, "networks": networks},
         captions={"timings": "Seconds of the ResNet's whole run, ours and the paper's, on a logarithmic axis."},
     )
 

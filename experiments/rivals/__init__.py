@@ -13,8 +13,8 @@ from typing import Any
 
 from cnngp.common.figures import new_figure, save_figure
 from cnngp.datasets.dataset import Dataset
-from cnngp.paper.results import BLUE, GREY, ORANGE, Results, Row, read, row, tables
-from cnngp.paper.setting import Setting
+from cnngp.paper.results import BLUE, GREY, ORANGE, Results, Row, read, row, tables, title
+from cnngp.paper.setting import Piece, Setting
 from cnngp.paper.table1 import SplitImages
 from cnngp.torch_bridge import need_gpytorch, need_torch
 
@@ -119,11 +119,13 @@ def _trained_rows(setting: Setting, plan: RivalsPlan, images: SplitImages) -> li
     for label, name, published, note in kinds:
         how: Trained = getattr(plan, label)
         depends = {"model": dict(how.model), "recipe": dict(how.recipe), "points": plan.inducing_points, **images.facts}
-        values = setting.piece(
-            f"rivals-{images.name}-{label.replace('_', '-')}",
-            lambda label=label, how=how, name=name: _train(setting, plan, images, label, how, name),  # type: ignore[misc]
-            depends=depends,
-            seconds=_SECONDS[setting.actual_device],
+        values = setting.values(
+            Piece(
+                f"rivals-{images.name}-{label.replace('_', '-')}",
+                lambda label=label, how=how, name=name: _train(setting, plan, images, label, how, name),  # type: ignore[misc]
+                depends=depends,
+                seconds=_SECONDS[setting.actual_device],
+            )
         )
         found.append((name, published, note, values))
     return found
@@ -169,7 +171,7 @@ def _convolutional_rows(setting: Setting, plan: RivalsPlan, data: Dataset) -> li
             values = exact(setting, terms_of(among, choice["best"]), images, "loo")
             return values | {"choice": choice, "parameters": 3}
 
-        values = setting.piece(label, compute, depends=depends, seconds=_SECONDS[setting.actual_device])
+        values = setting.values(Piece(label, compute, depends=depends, seconds=_SECONDS[setting.actual_device]))
         best = values["choice"]["best"]
         which = "all pairs of patches" if among.pool == "global" else f"patches within {among.pool} places"
         note = (
@@ -216,8 +218,7 @@ def _line(setting: Setting, experiment: str, name: str) -> tuple[dict[str, Row] 
 
 
 def _heading(images: SplitImages) -> str:
-    names = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST"}
-    return f"{names.get(images.name, images.name)}, {images.train:,} training images unless said otherwise"
+    return f"{title(images.name)}, {images.train:,} training images unless said otherwise"
 
 
 def _rows(table: str, name: str, values: dict[str, Any], published: float | None, note: str) -> list[Row]:

@@ -3,39 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 from sklearn.gaussian_process.kernels import RBF
 
-from cnngp import GPClassifier, datasets, zoo
+from cnngp import GPClassifier, zoo
 from cnngp.paper import table1
 from cnngp.paper.setting import Setting
 from cnngp.paper.table1 import SplitImages
 from experiments import baselines
+from helpers.experiments import cell, digits_in_three
 from helpers.idx_files import write_as_fashion_mnist
 
-D = datasets.digits()
-DATA = datasets.Dataset("digits", D.X[:200], D.y[:200], D.X_test, D.y_test, D.X[200:300], D.y[200:300])
+DATA = digits_in_three(200, 100, 500)
 PLAN = baselines.BaselinesPlan(200, 100, 500, baselines.DENSE[1:9:7], chosen_on=40, lengthscale_on=120)
 
 
 def test_the_best_of_a_few_networks_and_the_rbf_kernel(tmp_path: Path) -> None:
     found = baselines.run(Setting(tmp_path, device="cpu"), PLAN, DATA)
-    rows: dict[tuple[str, str], Any] = {(r["result"], r["quantity"]): r for r in found["rows"]}
     choice = found["details"]["networks"]["Dense NNGP"]["choice"]
     few = [GPClassifier(baselines._dense(c), device="cpu").fit(DATA.X[:40], DATA.y[:40]) for c in PLAN.dense]
     assert choice["validation_errors"] == pytest.approx(
         [100 - 100 * clf.score(DATA.X_validation, DATA.y_validation) for clf in few]
     )
     best = choice["candidates"][int(np.argmin(choice["validation_errors"]))]
-    assert f"hidden layers {best[0]}, {best[3]}" in rows["Dense NNGP", "test"]["note"]
-    assert rows["Dense NNGP", "test"]["published"] == 1.21
+    assert f"hidden layers {best[0]}, {best[3]}" in cell(found, "Dense NNGP", "test")["note"]
+    assert cell(found, "Dense NNGP", "test")["published"] == 1.21
     K = RBF(found["details"]["networks"]["RBF GP"]["lengthscale"])(DATA.X.reshape(200, -1).astype(float))
     clf = GPClassifier().fit(y=DATA.y, K=K)
-    assert rows["RBF GP", "leave-one-out"]["ours"] == pytest.approx(100 * clf.loo_error_)
+    assert cell(found, "RBF GP", "leave-one-out")["ours"] == pytest.approx(100 * clf.loo_error_)
 
 
 def test_the_kernel_is_scikit_learns_and_its_lengthscale_the_most_likely_one(tmp_path: Path) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cnngp import AvgPool, Conv, GPClassifier, datasets, zoo
+from cnngp import AvgPool, Conv, GPClassifier, zoo
 from cnngp.paper import table1
 from cnngp.paper.setting import Setting
 from experiments import beyond
+from helpers.experiments import digits_in_three
 
 PLAN = beyond.BeyondPlan(
     train=120,
@@ -24,36 +25,33 @@ PLAN = beyond.BeyondPlan(
 )
 
 
-def digits_with_validation() -> datasets.Dataset:
-    d = datasets.digits()
-    return datasets.Dataset("digits", d.X[:200], d.y[:200], d.X_test[:150], d.y_test[:150], d.X[200:300], d.y[200:300])
+DATA = digits_in_three(200, 100, 150)
 
 
 def test_the_best_by_leave_one_out_is_fitted(tmp_path: Path) -> None:
     told: list[tuple[str, str]] = []
     here = Setting(tmp_path, device="cpu", say=lambda name, text: told.append((name, text)))
-    found = beyond.run(here, PLAN, digits_with_validation())
+    found = beyond.run(here, PLAN, DATA)
     choice = found["details"]["choice"]["networks"]
     best = min(choice, key=lambda name: choice[name]["loo_log_loss"])
     assert found["details"]["chosen"] == best
     # The choice written out: the same images, the same exact GP.
-    data = digits_with_validation()
     few = np.sort(np.random.default_rng(0).choice(120, 60, replace=False))
     assert PLAN.candidates is not None
-    clf = GPClassifier(PLAN.candidates[best], device="cpu").fit(data.X[few], data.y[few])
-    right = clf.loo_probabilities_[np.arange(60), data.y[few]]
+    clf = GPClassifier(PLAN.candidates[best], device="cpu").fit(DATA.X[few], DATA.y[few])
+    right = clf.loo_probabilities_[np.arange(60), DATA.y[few]]
     assert choice[best]["loo_log_loss"] == pytest.approx(-np.log(right).mean())
     # And the fit, which the test images are asked of once.
-    clf = GPClassifier(PLAN.candidates[best], device="cpu").fit(data.X[:120], data.y[:120])
+    clf = GPClassifier(PLAN.candidates[best], device="cpu").fit(DATA.X[:120], DATA.y[:120])
     ours = {r["quantity"]: r["ours"] for r in found["rows"] if r["result"] == "pooled CNN GP"}
-    assert ours["test"] == pytest.approx(100 * (1 - clf.score(data.X_test[:80], data.y_test[:80])))
+    assert ours["test"] == pytest.approx(100 * (1 - clf.score(DATA.X_test[:80], DATA.y_test[:80])))
     assert ours["leave-one-out"] == pytest.approx(100 * clf.loo_error_)
     # Told before the first piece: 180 images with each other and with 80 test images.
     assert told[0][0] == "plan"
     assert f"{180 * 179 // 2 + 180 * 80:,} pairs" in told[0][1]
     pieces = [p.name for p in here.done]
     again = Setting(tmp_path, device="cpu")
-    assert beyond.run(again, PLAN, digits_with_validation())["rows"] == found["rows"]
+    assert beyond.run(again, PLAN, DATA)["rows"] == found["rows"]
     assert [p.name for p in again.done] == pieces
     assert all(p.reused for p in again.done)
 
@@ -65,15 +63,15 @@ def test_long_kernels_are_kept_tile_by_tile(tmp_path: Path, monkeypatch: pytest.
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    whole = beyond.run(Setting(tmp_path / "whole", device="cpu"), PLAN, digits_with_validation())
+    whole = beyond.run(Setting(tmp_path / "whole", device="cpu"), PLAN, DATA)
     with monkeypatch.context() as patch:
         patch.setattr(table1, "fits", killed)
         with pytest.raises(KeyboardInterrupt):
-            beyond.run(Setting(tmp_path / "killed", device="cpu"), PLAN, digits_with_validation())
+            beyond.run(Setting(tmp_path / "killed", device="cpu"), PLAN, DATA)
     stores = sorted(p.name for p in (tmp_path / "killed" / "stores").iterdir())
     assert len(stores) == 2
     monkeypatch.setattr("cnngp.kernel.kernel.Kernel.__call__", killed)
-    found = beyond.run(Setting(tmp_path / "killed", device="cpu"), PLAN, digits_with_validation())
+    found = beyond.run(Setting(tmp_path / "killed", device="cpu"), PLAN, DATA)
     assert [r["ours"] for r in found["rows"]] == [r["ours"] for r in whole["rows"]]
 
 

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from cnngp import GPClassifier, datasets, zoo
+from cnngp import GPClassifier, zoo
 from cnngp.paper import table1
 from cnngp.paper.setting import Setting
 from experiments import pooled
+from helpers.experiments import cell, digits_in_three
 
-D = datasets.digits()
-DATA = datasets.Dataset("digits", D.X[:40], D.y[:40], D.X_test[:30], D.y_test[:30], D.X[40:60], D.y[40:60])
+DATA = digits_in_three(40, 20, 30)
 
 
 def test_every_pool_has_a_row_beside_the_dense_layer(tmp_path: Path) -> None:
@@ -20,15 +20,15 @@ def test_every_pool_has_a_row_beside_the_dense_layer(tmp_path: Path) -> None:
     here = Setting(tmp_path, device="cpu", say=lambda name, text: told.append(f"{name}: {text}"))
     plan = pooled.PooledPlan(depth=8, pools=(2,), train=40, validation=20, test=30)
     found = pooled.run(here, plan, DATA)
-    ours = {(r["result"], r["quantity"]): r["ours"] for r in found["rows"]}
     for name, net in (
         ("dense layer", zoo.resnet(8)),
         ("pool of 2 × 2", zoo.resnet(8, pool=2)),
         ("global pool", zoo.resnet(8, pool="global")),
     ):
         clf = GPClassifier(net, device="cpu").fit(DATA.X, DATA.y)
-        assert ours[f"ResNet-8 GP, {name}", "test"] == pytest.approx(100 * (1 - clf.score(DATA.X_test, DATA.y_test)))
-        assert ours[f"ResNet-8 GP, {name}", "leave-one-out"] == pytest.approx(100 * clf.loo_error_)
+        expected = {"test": 100 * (1 - clf.score(DATA.X_test, DATA.y_test)), "leave-one-out": 100 * clf.loo_error_}
+        for quantity, value in expected.items():
+            assert cell(found, f"ResNet-8 GP, {name}", quantity)["ours"] == pytest.approx(value)
     assert told[0].startswith(f"plan: {60 * 59 // 2 + 60 * 30:,} pairs for each network, about: resnet ")
     assert all(r["published"] is None for r in found["rows"])
 

@@ -14,13 +14,14 @@ from experiments.command import commands
 from experiments.rivals import RivalsPlan, Trained
 from experiments.rivals.exact import Convolutional, Term, choose, exact, terms_of
 
-from cnngp import GPClassifier, datasets, zoo
+from cnngp import GPClassifier, zoo
 from cnngp.cli import run as command
 from cnngp.paper import results, setting
 from cnngp.paper.results import tables
 from cnngp.paper.setting import Setting
 from cnngp.paper.table1 import SplitImages
 from experiments import rivals
+from helpers.experiments import digits_in_three
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("gpytorch")
@@ -29,16 +30,7 @@ from experiments.rivals.deep_conv_gp import DeepConvGP, patches_of  # noqa: E402
 from experiments.rivals.resnet import ResNet  # noqa: E402
 from experiments.rivals.training import Recipe, learned_parameters, train  # noqa: E402
 
-DIGITS = datasets.digits()
-DATA = datasets.Dataset(
-    "digits",
-    DIGITS.X[:400],
-    DIGITS.y[:400],
-    DIGITS.X_test[:200],
-    DIGITS.y_test[:200],
-    DIGITS.X[400:500],
-    DIGITS.y[400:500],
-)
+DATA = digits_in_three(400, 100, 200)
 IMAGES = SplitImages.of(DATA, 400, 100, 200)
 PLAN = RivalsPlan(
     train=400,

@@ -13,19 +13,13 @@ from cnngp import GPClassifier, Kernel, datasets, zoo
 from cnngp.paper import figure2, table1
 from cnngp.paper.setting import Setting
 from cnngp.paper.table1 import SplitImages
+from helpers.experiments import cell, digits_in_three
 
-DIGITS = datasets.digits()
-DATA = datasets.Dataset(
-    "digits", DIGITS.X[:200], DIGITS.y[:200], DIGITS.X_test, DIGITS.y_test, DIGITS.X[200:300], DIGITS.y[200:300]
-)
+DATA = digits_in_three(200, 100, 500)
 # A convolutional network, and one that sees the pixels through almost equal, almost linear units.
 BETTER = table1.Case("better", "better", zoo.small_cnn(), 0.7, 0.9)
 WORSE = table1.Case("worse", "worse", zoo.dense_nngp(1, 2.0, 10.0))
 PLAN = table1.Table1Plan(200, 100, 500, (BETTER, WORSE))
-
-
-def by(found: Any, result: str, quantity: str) -> Any:
-    return next(r for r in found["rows"] if r["result"] == result and r["quantity"] == quantity)
 
 
 def without_times(values: Any) -> Any:
@@ -53,10 +47,10 @@ def test_one_matrix_gives_what_separate_fits_give(found: Any) -> None:
         "all 300: test": 1 - everything.score(DATA.X_test, DATA.y_test),
         "all 300: leave-one-out": everything.loo_error_,
     }
-    assert {q: by(found, "better", q)["ours"] for q in expected} == pytest.approx(
+    assert {q: cell(found, "better", q)["ours"] for q in expected} == pytest.approx(
         {q: 100 * e for q, e in expected.items()}, abs=1e-9
     )
-    assert by(found, "better", "test")["published"] == 0.9
+    assert cell(found, "better", "test")["published"] == 0.9
     values = found["details"]["networks"]["better"]
     assert values["pairs"] == 300 * 299 // 2 + 500 * 300
     assert values["kernel_error"] < 1e-6
@@ -105,7 +99,7 @@ def test_another_network_or_other_images_are_not_taken_for_kept_ones(tmp_path: P
     images, fewer = SplitImages.of(DATA, 50, 20, 20), SplitImages.of(DATA, 50, 10, 20)
     other = table1.Case(BETTER.label, BETTER.name, WORSE.network)
     for case, used in ((BETTER, images), (other, images), (other, fewer), (other, fewer)):
-        table1.case_piece(setting, case, used)
+        setting.values(table1.case_piece(setting, case, used))
     assert [piece.reused for piece in setting.done] == [False, False, False, True]
 
 
@@ -113,9 +107,11 @@ def test_a_fit_that_cannot_fit_is_refused_before_the_kernel(tmp_path: Path, monk
     monkeypatch.setattr(table1.memory, "available", lambda device: 1000)
     monkeypatch.setattr(Kernel, "__call__", lambda *args, **kwargs: pytest.fail("the kernel was computed"))
     with pytest.raises(ValueError, match="split='paper'"):
-        SplitImages.of(DIGITS, 10, 10, 10)
+        SplitImages.of(datasets.digits(), 10, 10, 10)
+    setting = Setting(tmp_path, device="cpu")
+    piece = table1.case_piece(setting, BETTER, SplitImages.of(DATA, 200, 100, 500))
     with pytest.raises(MemoryError, match="an exact fit of 300 images"):
-        table1.case_piece(Setting(tmp_path, device="cpu"), BETTER, SplitImages.of(DATA, 200, 100, 500))
+        setting.values(piece)
 
 
 @pytest.mark.slow
@@ -125,7 +121,7 @@ def test_kernels_by_a_cluster_give_the_same(found: Any, tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster:
         setting = Setting(Path("out"), device="cpu", scheduler=cluster.scheduler_address)
-        values = table1.case_piece(setting, BETTER, SplitImages.of(DATA, 200, 100, 500))
+        values = setting.values(table1.case_piece(setting, BETTER, SplitImages.of(DATA, 200, 100, 500)))
     assert "Dask" in values["hardware"]
     expected = found["details"]["networks"]["better"]
     for key in ("validation_error", "test_error", "loo_error", "log_marginal_likelihood"):

@@ -16,7 +16,7 @@ import pytest
 
 import cnngp
 from cnngp.paper import setting
-from cnngp.paper.setting import OutOfTime, Setting, digest
+from cnngp.paper.setting import OutOfTime, Piece, Setting, digest
 
 
 class Counted:
@@ -34,9 +34,9 @@ def test_a_piece_is_computed_once_and_values_of_every_kind_are_read_again(tmp_pa
     outputs = np.random.default_rng(0).normal(size=(7, 3)).astype(np.float32)
     values = {"z": {10: 1.5, 9: float("nan"), 100: (1, 2)}, "a": 0.1 + 0.2, "é": None, "x": [1e300, -0.0]}
     compute = Counted(values | {"outputs": outputs})
-    first = Setting(tmp_path, device="cpu").piece("p", compute, depends={"n": 3})
+    first = Setting(tmp_path, device="cpu").values(Piece("p", compute, depends={"n": 3}))
     again = Setting(tmp_path, device="cpu")
-    second = again.piece("p", compute, depends={"n": 3})
+    second = again.values(Piece("p", compute, depends={"n": 3}))
     assert compute.calls == 1
     assert (second["a"], second["x"], second["z"]["100"], second["é"]) == (0.1 + 0.2, [1e300, -0.0], [1, 2], None)
     assert second["outputs"].dtype == np.float32
@@ -58,11 +58,11 @@ def test_a_piece_of_something_else_is_computed_again(tmp_path: Path, monkeypatch
         (2, Setting(tmp_path, device="cpu", seed=1), {"n": 4}),
         (3, Setting(tmp_path, device="cpu", quick=True), {"n": 4}),
     ):
-        assert s.piece("p", lambda: {"x": next(made)}, depends=depends)["x"] == n
+        assert s.values(Piece("p", lambda: {"x": next(made)}, depends=depends))["x"] == n
     monkeypatch.setattr(setting, "__version__", "99")
-    assert s.piece("p", lambda: {"x": next(made)}, depends=depends)["x"] == 4
+    assert s.values(Piece("p", lambda: {"x": next(made)}, depends=depends))["x"] == 4
     shutil.copy(tmp_path / "pieces" / "p.piece", tmp_path / "pieces" / "q.piece")
-    assert s.piece("q", lambda: {"x": next(made)}, depends=depends)["x"] == 5
+    assert s.values(Piece("q", lambda: {"x": next(made)}, depends=depends))["x"] == 5
 
 
 def _flip(path: Path) -> None:
@@ -83,9 +83,9 @@ def _flip(path: Path) -> None:
 )
 def test_a_damaged_piece_is_computed_again(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     compute = Counted({"x": 1, "a": np.arange(40.0)})
-    Setting(tmp_path, device="cpu").piece("p", compute, depends={})
+    Setting(tmp_path, device="cpu").values(Piece("p", compute, depends={}))
     damage(tmp_path / "pieces" / "p.piece")
-    again = Setting(tmp_path, device="cpu").piece("p", compute, depends={})
+    again = Setting(tmp_path, device="cpu").values(Piece("p", compute, depends={}))
     assert (again["x"], again["a"].tolist()) == (1, list(range(40)))
     assert compute.calls == 2
 
@@ -97,7 +97,7 @@ def test_a_budget_stops_between_pieces_and_every_run_gets_on(tmp_path: Path) -> 
     def attempt() -> None:
         s = Setting(tmp_path, device="cpu", budget=50.0)
         for name, compute in counted.items():
-            s.piece(name, compute, depends={}, seconds=100.0)
+            s.values(Piece(name, compute, depends={}, seconds=100.0))
 
     for done in (1, 2):
         with pytest.raises(OutOfTime, match="run again to continue"):
@@ -111,7 +111,7 @@ def test_a_budget_stops_between_pieces_and_every_run_gets_on(tmp_path: Path) -> 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from cnngp.paper.setting import Setting
+from cnngp.paper.setting import Piece, Setting
 
 def compute(name):
     with open(sys.argv[2], "a") as log:
@@ -122,7 +122,7 @@ def compute(name):
 
 s = Setting(Path(sys.argv[1]), device="cpu")
 for name in "abc":
-    s.piece(name, lambda: compute(name), depends={})
+    s.values(Piece(name, lambda: compute(name), depends={}))
 """
 
 
@@ -137,7 +137,7 @@ def test_killed_in_the_middle_of_a_piece(tmp_path: Path) -> None:
 
 def test_names_and_digests_tell_pieces_and_arrays_apart(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="small letters"):
-        Setting(tmp_path, device="cpu").piece("../p", dict, depends={})
+        Setting(tmp_path, device="cpu").values(Piece("../p", dict, depends={}))
     a = np.arange(6.0)
     others = (a.reshape(2, 3), a.astype(np.float32), a + 1, a[::-1])
     assert len({digest(a), *map(digest, others)}) == 5

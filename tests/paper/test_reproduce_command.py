@@ -9,15 +9,11 @@ from typing import Any
 
 import pytest
 
-from cnngp import datasets, zoo
+from cnngp import zoo
 from cnngp.cli import run
 from cnngp.paper import results, setting, table1
 from cnngp.report import plots
-
-
-def digits_with_validation() -> datasets.Dataset:
-    d = datasets.digits()
-    return datasets.Dataset("digits", d.X[:200], d.y[:200], d.X_test[:150], d.y_test[:150], d.X[200:300], d.y[200:300])
+from helpers.experiments import digits_in_three
 
 
 @pytest.fixture
@@ -27,7 +23,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         table1.Case("cnn", "small CNN", zoo.small_cnn(), 0.7, 0.9),
         table1.Case("dense", "dense", zoo.dense_nngp(2)),
     )
-    monkeypatch.setattr(setting, "load", lambda name, split, data: digits_with_validation())
+    monkeypatch.setattr(setting, "load", lambda name, split, data: digits_in_three(200, 100, 150))
     plan = table1.Table1Plan(100, 50, 50, cases)
     monkeypatch.setattr(table1, "QUICK", plan)
 
@@ -68,14 +64,14 @@ def test_the_command_says_its_plan_and_where_it_is_and_writes_numbers_figures_an
 def test_interrupted_the_command_says_how_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = table1.case_piece
+    real = table1.network_errors
 
-    def stopped(setting: Any, case: Any, images: Any) -> Any:
-        if case.label == "dense":
+    def stopped(setting: Any, kernel: Any, images: Any, label: str) -> Any:
+        if label == "digits-dense":
             raise KeyboardInterrupt
-        return real(setting, case, images)
+        return real(setting, kernel, images, label)
 
-    monkeypatch.setattr(table1, "case_piece", stopped)
+    monkeypatch.setattr(table1, "network_errors", stopped)
     assert run(["reproduce", "table1", "--quick", "--device", "cpu", "--out", str(tmp_path)]) == 130
     assert capsys.readouterr().err == (
         f"error: interrupted; the finished pieces are kept in {tmp_path / 'pieces'}: run the same command again and it "

@@ -12,14 +12,14 @@ import pytest
 
 from cnngp.common.figures import new_figure, save_figure
 from cnngp.paper import results
-from cnngp.paper.setting import Setting
+from cnngp.paper.setting import Piece, Setting
 from cnngp.report import page
 from helpers.browser import needs_browser, opened
 
 
 def run(setting: Setting) -> results.Results:
     for name in ("p", "p", "q"):
-        setting.piece(name, lambda: {"x": 1}, depends={})
+        setting.values(Piece(name, lambda: {"x": 1}, depends={}))
     rows = [
         results.row("errors", "ResNet <GP>", "test", unit="%", published=0.84, ours=0.85, seconds=26.0),
         results.row("errors", "ResNet <GP>", "leave-one-out", unit="%", ours=0.92, note="a & b"),

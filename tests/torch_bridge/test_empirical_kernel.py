@@ -10,30 +10,24 @@ import torch
 from torch import nn
 
 from cnngp import Conv, Dense, GPClassifier, Kernel, ReLU, Sequential, sample_network
-from cnngp.common.arrays import DataError
 from cnngp.torch import empirical_kernel
+from helpers.torch_modules import made
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 RNG = np.random.default_rng(0)
 X, Z = RNG.normal(size=(5, 1, 6, 6)), RNG.normal(size=(3, 1, 6, 6))
 
 
-class Attention(nn.Module):
+def forward(m: Any, x: Any) -> Any:
     """What no infinite kernel here has: max pooling, batch norm in evaluation mode, a product of activations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.norm, self.pool = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.MaxPool2d(2)
-        self.gate, self.head = nn.Linear(36, 36), nn.Linear(36, 2)
-
-    def forward(self, x):
-        x = self.pool(torch.relu(self.norm(self.conv(x)))).flatten(1)
-        return self.head(x * torch.softmax(self.gate(x), 1))
+    x = m.pool(torch.relu(m.norm(m.conv(x)))).flatten(1)
+    return m.head(x * torch.softmax(m.gate(x), 1))
 
 
-def made() -> Any:
+def odd() -> Any:
     torch.manual_seed(0)
-    module = Attention().double()
+    layers = {"conv": nn.Conv2d(1, 4, 3, padding=1), "norm": nn.BatchNorm2d(4), "pool": nn.MaxPool2d(2)}
+    module = made(forward, **layers, gate=nn.Linear(36, 36), head=nn.Linear(36, 2)).double()
     module(torch.randn(50, 1, 6, 6).double() * 2 + 1)  # statistics that are not those of a new module
     return module.eval()
 
@@ -56,7 +50,7 @@ def by_hand(module: Any, a: np.ndarray, b: np.ndarray, scaled: bool = False) -> 
 
 @pytest.mark.parametrize("tile", [None, 1, 2])
 def test_the_tangent_kernel_is_the_product_of_gradients(tile: int | None) -> None:
-    module = made()
+    module = odd()
     K = empirical_kernel(module, X, tile=tile)
     np.testing.assert_allclose(K, by_hand(module, X, X), rtol=1e-10)
     np.testing.assert_array_equal(K, K.T)
@@ -66,7 +60,7 @@ def test_the_tangent_kernel_is_the_product_of_gradients(tile: int | None) -> Non
 
 
 def test_frozen_parameters_are_constants() -> None:
-    module = made()
+    module = odd()
     for p in (*module.conv.parameters(), *module.norm.parameters(), *module.gate.parameters()):
         p.requires_grad_(False)
     np.testing.assert_allclose(empirical_kernel(module, X, Z), by_hand(module, X, Z), rtol=1e-10)
@@ -81,7 +75,7 @@ def test_frozen_parameters_are_constants() -> None:
 
 
 def test_outputs_as_features() -> None:
-    module = made()
+    module = odd()
     with torch.no_grad():
         f, g = (module(torch.as_tensor(images)).numpy() for images in (X, Z))
     np.testing.assert_allclose(empirical_kernel(module, X, Z, kind="nngp"), f @ g.T / 2, rtol=1e-12)
@@ -105,7 +99,7 @@ def test_wide_random_networks_come_near_the_kernels_of_their_limit(kind: Any) ->
 
 
 def test_a_classifier_takes_the_matrix() -> None:
-    module = made()
+    module = odd()
     y = np.array([0, 1, 0, 1, 1])
     K, Kz = empirical_kernel(module, X), empirical_kernel(module, Z, X)
     classifier = GPClassifier(noise=1e-3).fit(K=K, y=y)
@@ -120,21 +114,19 @@ def test_a_classifier_takes_the_matrix() -> None:
     assert classifier.predict(K=Kz).shape == (3,)
 
 
-def test_bad_arguments() -> None:
-    module = made()
-    with pytest.raises(DataError, match=r"norm \(BatchNorm2d\) is in training mode"):
-        empirical_kernel(made().train(), X)
-    with pytest.raises(ValueError, match="kind='gp' is not"):
-        empirical_kernel(module, X, kind="gp")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="parametrization='mup' is not"):
-        empirical_kernel(module, X, parametrization="mup")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="tile=0 is not"):
-        empirical_kernel(module, X, tile=0)
-    with pytest.raises(DataError, match=r"X holds images of shape \(1, 6, 6\) and Z of shape \(1, 6, 5\)"):
-        empirical_kernel(module, X, Z[..., :5])
-    with pytest.raises(DataError, match="expected a torch"):
-        empirical_kernel(lambda x: x, X)
-    with pytest.raises(DataError, match="no parameter of the module requires a gradient"):
-        empirical_kernel(made().requires_grad_(False), X)
-    with pytest.raises(DataError, match="not one row for each"):
-        empirical_kernel(nn.Flatten(0), X)
+@pytest.mark.parametrize(
+    ("change", "options", "told"),
+    [
+        (nn.Module.train, {}, r"norm \(BatchNorm2d\) is in training mode"),
+        (None, {"kind": "gp"}, "kind='gp' is not"),
+        (None, {"parametrization": "mup"}, "parametrization='mup' is not"),
+        (None, {"tile": 0}, "tile=0 is not"),
+        (None, {"Z": Z[..., :5]}, r"X holds images of shape \(1, 6, 6\) and Z of shape \(1, 6, 5\)"),
+        (lambda m: lambda x: x, {}, "expected a torch"),
+        (lambda m: m.requires_grad_(False), {}, "no parameter of the module requires a gradient"),
+        (lambda m: nn.Flatten(0), {}, "not one row for each"),
+    ],
+)
+def test_bad_arguments(change: Any, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        empirical_kernel(change(odd()) if change else odd(), X, **options)

@@ -6,6 +6,7 @@ import copy
 import pickle
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,12 +53,11 @@ def test_matrices_and_diagonals(flat: bool, dtype: torch.dtype, tolerance: float
         np.testing.assert_allclose(found.detach().numpy(), expected, rtol=0, atol=tolerance * np.abs(K).max())
 
 
-def test_the_same_bits_as_the_kernel_itself() -> None:
-    expected = Kernel(NET, device="cpu", dtype="float64")(X.numpy())
-    for given in (NET, Kernel(NET, device="cpu", dtype="float64")):
-        for learn in (True, False):
-            kernel = gpytorch_kernel(given, SHAPE, learn=learn).double()
-            np.testing.assert_array_equal(kernel(X).to_dense().detach().numpy(), expected)
+@pytest.mark.parametrize("learn", [True, False])
+@pytest.mark.parametrize("given", [NET, Kernel(NET, device="cpu", dtype="float64")], ids=["network", "kernel"])
+def test_the_same_bits_as_the_kernel_itself(given: Any, learn: bool) -> None:
+    found = gpytorch_kernel(given, SHAPE, learn=learn).double()(X).to_dense()
+    np.testing.assert_array_equal(found.detach().numpy(), Kernel(NET, device="cpu", dtype="float64")(X.numpy()))
 
 
 def test_bytes_are_images_and_their_kernel_is_no_whole_number() -> None:
@@ -128,43 +128,35 @@ def test_positive_variances_are_parameters_and_a_zero_stays_zero() -> None:
     changed = kernel.network.parameters()
     assert changed["layers[4].bias_var"] == pytest.approx(0.2 * np.e, rel=1e-6)
     assert changed | {"layers[4].bias_var": 0.2} == NET.parameters()
-    with pytest.raises(ValueError, match="learn=1 is not True or False"):
-        gpytorch_kernel(NET, SHAPE, learn=1)  # type: ignore[arg-type]
 
 
-def _numbers(kernel: object, what: str, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-    match what:
-        case "matrix":
-            return kernel(x).to_dense()  # type: ignore[operator,no-any-return]
-        case "two sets":
-            return kernel(x, z).to_dense()  # type: ignore[operator,no-any-return]
-        case "diagonal":
-            return kernel(x, diag=True)  # type: ignore[operator,no-any-return]
-        case "diagonal of two sets":
-            return kernel(x[:4], z[:4], diag=True)  # type: ignore[operator,no-any-return]
-        case _:
-            return kernel(torch.stack([x, 2 * x]), z).to_dense()  # type: ignore[operator,no-any-return]
+NUMBERS: dict[str, Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "matrix": lambda kernel, x, z: kernel(x).to_dense(),
+    "two sets": lambda kernel, x, z: kernel(x, z).to_dense(),
+    "diagonal": lambda kernel, x, z: kernel(x, diag=True),
+    "diagonal of two sets": lambda kernel, x, z: kernel(x[:4], z[:4], diag=True),
+    "batch": lambda kernel, x, z: kernel(torch.stack([x, 2 * x]), z).to_dense(),
+}
+CASES = [(what, False) for what in NUMBERS] + [(what, True) for what in ("two sets", "diagonal of two sets")]
 
 
-CASES = ["matrix", "two sets", "diagonal", "diagonal of two sets", "batch", "equal tensors", "diagonal of equal"]
-
-
-@pytest.mark.parametrize("what", CASES)
+@pytest.mark.parametrize(("what", "equal"), CASES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.float32, 2e-4)])
-def test_backward_is_the_slope_of_finite_differences(what: str, dtype: torch.dtype, tolerance: float) -> None:
-    """Of every variance, and along a random direction of all pixels of x and of z."""
+def test_backward_is_the_slope_of_finite_differences(
+    what: str, equal: bool, dtype: torch.dtype, tolerance: float
+) -> None:
+    """Of every variance, and along a random direction of all pixels of x and of z, also where they are `equal`."""
     kernel, exact = gpytorch_kernel(NET, SHAPE).to(dtype), gpytorch_kernel(NET, SHAPE).double()
-    x0, z0 = X.flatten(1), (X if "equal" in what else Z).flatten(1)
-    plain = {"equal tensors": "two sets", "diagonal of equal": "diagonal of two sets"}.get(what, what)
+    x0, z0 = X.flatten(1), (X if equal else Z).flatten(1)
 
     def numbers(x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
-            return _numbers(exact, plain, x, z)
+            return NUMBERS[what](exact, x, z)
 
     rng = torch.Generator().manual_seed(4)
     weights = torch.randn(numbers(x0, z0).shape, generator=rng, dtype=torch.float64)
     x, z = (t.detach().clone().to(dtype).requires_grad_() for t in (x0, z0))
-    (weights.to(dtype) * _numbers(kernel, plain, x, z)).sum().backward()
+    (weights.to(dtype) * NUMBERS[what](kernel, x, z)).sum().backward()
 
     def slope(move: Callable[[float], tuple[torch.Tensor, torch.Tensor]]) -> float:
         """By differences of order four, so that the largest error is the rounding."""
@@ -182,11 +174,9 @@ def test_backward_is_the_slope_of_finite_differences(what: str, dtype: torch.dty
         raw.data = first
         assert getattr(kernel, name).grad.dtype == dtype
         assert getattr(kernel, name).grad.item() == pytest.approx(expected, rel=tolerance, abs=tolerance)
-    for leaf, step in (
-        (x, torch.randn(x0.shape, generator=rng).double()),
-        (z, torch.randn(z0.shape, generator=rng).double()),
-    ):
-        if leaf is z and plain in ("matrix", "diagonal"):
+    for leaf in (x, z):
+        step = torch.randn(leaf.shape, generator=rng).double()
+        if leaf is z and what in ("matrix", "diagonal"):
             continue
         expected = slope(lambda h: (x0 + h * step, z0) if leaf is x else (x0, z0 + h * step))  # noqa: B023
         assert leaf.grad is not None
@@ -275,8 +265,6 @@ def test_the_shape_is_learned_from_images_or_asked_for() -> None:
         kernel(torch.zeros(3, 24, dtype=torch.float64))
     with pytest.raises(NetworkError):
         gpytorch_kernel(NET, (0, 5, 5))
-    with pytest.raises(NetworkError, match="ends in a nonlinearity"):
-        gpytorch_kernel(Sequential(Dense(), ReLU()))
     with (
         pytest.warns(DeprecationWarning, match="last_dim_is_batch"),
         pytest.raises(DataError, match="last_dim_is_batch"),
@@ -285,13 +273,16 @@ def test_the_shape_is_learned_from_images_or_asked_for() -> None:
 
 
 @pytest.mark.parametrize("given", [NET, Kernel(NET, "cpu", "float64", threads=2)], ids=["network", "kernel"])
-def test_settings_are_checked_when_the_kernel_is_made(given: object) -> None:
-    with pytest.raises(ValueError, match="dtype='float16' is not"):
-        gpytorch_kernel(given, SHAPE, dtype="float16")
-    with pytest.raises(ValueError, match="threads=0 is not a positive integer"):
-        gpytorch_kernel(given, SHAPE, threads=0)
-    with pytest.raises(ValueError, match="kind='ntk'"):
-        gpytorch_kernel(Kernel(NET, "cpu", kind="ntk"), SHAPE)
+def test_settings_are_checked_when_the_kernel_is_made(given: Any) -> None:
+    for network, options, told in (
+        (given, {"dtype": "float16"}, "dtype='float16' is not"),
+        (given, {"threads": 0}, "threads=0 is not a positive integer"),
+        (given, {"learn": 1}, "learn=1 is not True or False"),
+        (Kernel(NET, "cpu", kind="ntk"), {}, "kind='ntk'"),
+        (Sequential(Dense(), ReLU()), {}, "ends in a nonlinearity"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            gpytorch_kernel(network, SHAPE, **options)  # type: ignore[arg-type]
     made = gpytorch_kernel(given, SHAPE, threads=np.int64(1))._kernel(X.float(), NET)
     assert (made.threads, made.dtype) == (1, "float64" if isinstance(given, Kernel) else "float32")
 

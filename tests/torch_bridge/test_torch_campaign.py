@@ -137,11 +137,7 @@ def _in_half(m: Any, h: Any) -> Any:
     return h
 
 
-def _with_other_weights(m: Any, h: Any) -> Any:
-    return torch.func.functional_call(m.f, {"weight": m.f.weight * 2}, (R(h),))
-
-
-# `m.f`, `m.g`: convolutions; a ReLU follows.
+# `m.f`, `m.g`: convolutions; a ReLU follows. What has to be refused by name is in test_torch_refusals.py.
 TAKEN: dict[str, Callable[[Any, Any], Any]] = {
     "set_": lambda m, h: h.set_(m.f(R(h))),
     "kept": _kept_sum,
@@ -162,43 +158,23 @@ TAKEN: dict[str, Callable[[Any, Any], Any]] = {
 EITHER: dict[str, Callable[[Any, Any], Any]] = {
     "full slice": lambda m, h: (h[:].add_(m.f(R(h))), h)[1],
     "half": _in_half,
-    "other weights": _with_other_weights,
     "own weights twice": lambda m, h: m.f(R(m.f(R(h)))),
-    "batch": lambda m, h: h / len(h),
-    "where": lambda m, h: torch.where(h > 0, h, 0.1 * h),
     "maximum": lambda m, h: torch.maximum(h, torch.zeros(())),
-    "expand": lambda m, h: h.mean((2, 3), keepdim=True).expand_as(h),
-    "roll": lambda m, h: h.roll(1, 1),
-    "flip": lambda m, h: h.flip(3),
-    "shuffle": lambda m, h: F.pixel_shuffle(F.pixel_unshuffle(h, 2), 2),
-    "einsum": lambda m, h: torch.einsum("bchw->bcwh", h),
-    "mT": lambda m, h: h.mT,
     "strided": lambda m, h: h.as_strided(h.shape, (h.stride(0), h.stride(1), h.stride(3), h.stride(2))),
     "transposed in place": lambda m, h: h.transpose_(2, 3),
-    "buffer": lambda m, h: h * m.buffer,
-    "buffer added": lambda m, h: h + m.buffer,
     "lerp": lambda m, h: torch.lerp(h, m.f(R(h)), 0.5),
     "stack": lambda m, h: torch.stack([h, m.f(R(h))]).sum(0),
     "zeros": lambda m, h: torch.zeros(h.shape).add_(h),
-    "functional": lambda m, h: F.conv2d(R(h), m.f.weight, m.f.bias, padding=1),
     "pad and crop": lambda m, h: F.pad(m.f(F.pad(R(h), (1, 1, 1, 1))), (-1, -1, -1, -1)),
     "centred": lambda m, h: h - h.mean((2, 3), keepdim=True),
-    "gate": lambda m, h: h * torch.bernoulli(torch.full((1,), 0.5)),
     "shape of channels": lambda m, h: h.reshape(-1, h.shape[1] // 2, 4, 4).reshape(h.shape),
-    "bool": lambda m, h: h * (h > 0),
     "half precision": lambda m, h: h.half().float(),
-    "norm": lambda m, h: F.layer_norm(h, h.shape[1:]),
-    "max pool": lambda m, h: F.max_pool2d(h, 3, 1, 1),
 }
 SETUPS: dict[str, Callable[[Any], object]] = {
     "weight norm": lambda m: parametrizations.weight_norm(m.f),
     "halved": lambda m: parametrize.register_parametrization(m.f, "weight", Halved()),
     "tripled": lambda m: m.f.weight.data.mul_(3),
     "old weight norm": lambda m: nn.utils.weight_norm(m.f),
-    "hook": lambda m: m.f.register_forward_hook(lambda module, given, out: out * 2),
-    "tied": lambda m: setattr(m.f, "weight", m.g.weight),
-    "scaled copy": lambda m: m.f.weight.data.copy_(2 * m.g.weight),
-    "near copy": lambda m: m.f.weight.data.copy_(m.g.weight + 1e-3 * torch.randn(m.g.weight.shape)),
 }
 
 

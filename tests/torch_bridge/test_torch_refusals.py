@@ -47,10 +47,7 @@ def batch_norm(**changes: Any) -> nn.Module:
         (nn.MaxPool2d(2), r"^2 \(MaxPool2d\): the maximum of several locations is not Gaussian .* becomes AvgPool"),
         (nn.AdaptiveMaxPool2d(1), r"^2 \(AdaptiveMaxPool2d\): the maximum of"),
         (nn.LPPool2d(2, 2), r"^2 \(LPPool2d\): a power mean of several locations"),
-        (
-            nn.AvgPool2d(4, ceil_mode=True),
-            r"^2 \(AvgPool2d\): ceil_mode=True makes windows at the end that",
-        ),
+        (nn.AvgPool2d(4, ceil_mode=True), r"^2 \(AvgPool2d\): ceil_mode=True makes windows at the end that"),
         (nn.AvgPool2d(2, divisor_override=3), r"divisor_override=3 is not the number of locations .*, 4; leave"),
         (nn.AdaptiveAvgPool2d(4), r"windows differ in size where 6 × 6 locations become 4 × 4"),
         (nn.BatchNorm2d(4), r"^2 \(BatchNorm2d\): in training mode it divides by statistics of"),
@@ -74,6 +71,11 @@ def test_modules_are_refused_by_name(middle: nn.Module, why: str) -> None:
     refused(cnn(middle, features=features), IMAGE, why)
 
 
+def doubled(norm: nn.LayerNorm) -> nn.Module:
+    nn.init.constant_(norm.weight, 2.0)
+    return norm
+
+
 @pytest.mark.parametrize(
     ("module", "shape", "why"),
     [
@@ -87,11 +89,8 @@ def test_modules_are_refused_by_name(middle: nn.Module, why: str) -> None:
         # torch reads (batch, channels, length) in AvgPool2d as one image without channels, and would mix the batch
         (nn.Sequential(nn.Conv1d(1, 2, 3), nn.AvgPool2d(2)), (1, 6), "its input has 1 spatial axes, not 2"),
         (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.LayerNorm(8)), ROW, "whose mean over channels is not 0"),
-        (
-            nn.Sequential(nn.Linear(4, 8), nn.GroupNorm(2, 8)),
-            ROW,
-            "it divides by statistics .* all locations of an image has",
-        ),
+        (nn.Sequential(nn.Linear(4, 8), doubled(nn.LayerNorm(8)), nn.Linear(8, 1)), ROW, "weights are not all 1"),
+        (nn.Sequential(nn.Linear(4, 8), nn.GroupNorm(2, 8)), ROW, "it divides by statistics .* all locations of an"),
         # all channels of all locations together, laid out flat: not the channels of each
         (nn.Sequential(nn.Conv2d(1, 8, 5), nn.Flatten(), nn.LayerNorm(32)), IMAGE, r"^2 .* of an image has one"),
         (cnn(), (1, 5, 5), r"^3: running it on an input of shape \(1, 5, 5\) failed"),
@@ -109,12 +108,6 @@ def test_modules_are_refused_by_name(middle: nn.Module, why: str) -> None:
 )
 def test_networks_are_refused_by_name(module: Any, shape: tuple[int, ...], why: str) -> None:
     refused(module, shape, why)
-
-
-def test_a_norm_with_weights_is_refused() -> None:
-    scaled = nn.LayerNorm(8)
-    nn.init.constant_(scaled.weight, 2.0)
-    refused(nn.Sequential(nn.Linear(5, 8), scaled, nn.ReLU(), nn.Linear(8, 1)), (5,), "weights are not all 1")
 
 
 # ---- what forward does: m.a, m.f and m.head are layers ---------------------------------------------------------------
@@ -317,11 +310,12 @@ def test_explain_covers_every_part(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_explain_of_what_works(capsys: pytest.CaptureFixture[str]) -> None:
     layers = {"stem": nn.Conv2d(1, 1, 1), "block": PreActivationBlock(1, 4, 1), "spare": nn.Conv2d(4, 4, 3)}
-    module = made(lambda m, x: m.head(m.block(m.stem(x)).flatten(1)), **layers, head=nn.Linear(4 * 36, 1))
+    module = made(lambda m, x: m.head(m.block(m.stem(x)).mean((2, 3))), **layers, head=nn.Linear(4, 1))
     explanation = cnngp.torch.explain(module, IMAGE, show=False)
     assert capsys.readouterr().out == ""
     told = {row.name: row.told for row in explanation}
     assert told["add in block"] == "Sum(…)"
+    assert told["mean in forward"] == "GlobalAvgPool()"
     assert told["spare"] == "never called by forward"
     assert told["head"].startswith("Dense(")
     assert "Sum(Conv(1" in str(explanation)

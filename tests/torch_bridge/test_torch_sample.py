@@ -35,7 +35,10 @@ from cnngp import (
     zoo,
 )
 from cnngp.network import Network, reference
-from cnngp.torch_bridge import sample_outputs
+from cnngp.torch import check_limit
+from cnngp.torch_bridge import sample_outputs, sampling
+from cnngp.torch_bridge.finite import build_finite
+from cnngp.torch_bridge.parts import NAMED, Broadcast, torch_function
 from helpers.examples import examples
 from helpers.networks import networks_with_shapes, relu_like, smooth
 from helpers.nonlinearities import ONE_OF_EACH
@@ -147,6 +150,7 @@ USE_CPU = r"device='foo' cannot be used by PyTorch .*; use 'cpu'"
         *(({"channels": wrong}, "is not a positive integer") for wrong in (0, 2.5, True)),
         *(({"seed": s}, rf"seed={re.escape(repr(s))} {SEED}") for s in (-1, None, 1.5, "a", True, (), (1, None))),
         ({"device": "foo"}, USE_CPU),
+        ({"net": Identity()}, "the images reach the output by a path without weights"),
         ({"net": Conv(3)}, "4 × 4 output locations; end it in Dense"),
         ({"net": Sequential(Sum(Identity(), Conv(3)), Dense()), "channels": 2}, "skip carries the input's 3 channels"),
     ],
@@ -160,9 +164,7 @@ def test_bad_arguments_are_refused(changes: dict[str, Any], told: str) -> None:
         sample_outputs(net, np.zeros((1, 3, 4, 4)), channels, 2, **others)
 
 
-def test_other_bad_arguments_are_refused() -> None:
-    with pytest.raises(NetworkError, match="the images reach the output by a path without weights"):
-        sample_network(Identity(), 4, (4,))
+def test_a_batch_of_no_networks_is_refused() -> None:
     with pytest.raises(NetworkError, match="batch=0"):
         sample_outputs(zoo.small_cnn(), np.ones((1, 1, 4, 4)), 4, 3, batch=0)
 
@@ -194,8 +196,6 @@ def test_weights_have_the_layers_variances() -> None:
 
 @pytest.mark.parametrize(("channels", "width"), [(1, 7), (3, 7), (3, 6), (4, 4)])
 def test_broadcast_keeps_inner_products(channels: int, width: int) -> None:
-    from cnngp.torch_bridge.parts import Broadcast
-
     x, z = torch.randn(2, 1, channels, 5, dtype=torch.float64).unbind()
     wide = Broadcast(channels, width)
     inner = (wide(x) * wide(z)).sum(1) / width
@@ -203,8 +203,6 @@ def test_broadcast_keeps_inner_products(channels: int, width: int) -> None:
 
 
 def test_named_functions_have_gradients() -> None:
-    from cnngp.torch_bridge.parts import NAMED, torch_function
-
     for name in NAMED:
         x = torch.linspace(-2, 2, 9, requires_grad=True)
         torch_function(Elementwise(name))(x).sum().backward()
@@ -225,37 +223,26 @@ def test_a_seed_fixes_the_network() -> None:
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_samples_do_not_depend_on_the_batch_or_their_number() -> None:
-    net, X = zoo.resnet(8), np.random.default_rng(0).normal(size=(3, 1, 6, 6))
-    done: list[int] = []
-    all_at_once = sample_outputs(net, X, 3, 7, seed=5, batch=7, progress=done.append)
-    in_threes = sample_outputs(net, X, 3, 5, seed=5, batch=3)
-    assert all_at_once.shape == (7, 3)
-    assert done == [7]
-    np.testing.assert_allclose(in_threes, all_at_once[:5], rtol=0, atol=2e-5 * np.abs(all_at_once).max())
-
-
 def test_memory_is_bounded() -> None:
     """What a batch holds at once, by the module's own count, stays within the budget for narrow and wide networks."""
-    from cnngp.torch_bridge import drawing
-    from cnngp.torch_bridge.finite import build_finite
-
     X = torch.empty(1, 1, 28, 28).expand(10_000, 1, 28, 28)
     for channels in (3, 300):
         finite = build_finite(zoo.resnet(8), channels, (1, 28, 28), 1, torch.float32, "cpu")
-        networks, images = drawing._sizes(finite, X, None)
+        networks, images = sampling._sizes(finite, X, None)
         activations = finite.floats_per_image((1, 28, 28)) * images * 4
-        assert networks == 1 or networks * (3 * finite.numbers * 4 + activations) <= drawing._BUDGET["cpu"]
-        assert activations <= drawing._BUDGET["cpu"]
+        assert networks == 1 or networks * (3 * finite.numbers * 4 + activations) <= sampling._BUDGET["cpu"]
+        assert activations <= sampling._BUDGET["cpu"]
 
 
-def test_images_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cnngp.torch_bridge import drawing
-
-    net, X = zoo.small_cnn(), np.random.default_rng(0).normal(size=(9, 1, 5, 5))
-    whole = sample_outputs(net, X, 4, 3)
-    monkeypatch.setitem(drawing._BUDGET, "cpu", 10_000)
-    np.testing.assert_allclose(sample_outputs(net, X, 4, 3), whole, rtol=0, atol=1e-5 * np.abs(whole).max())
+def test_outputs_do_not_depend_on_batches_of_networks_and_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, X, done = zoo.small_cnn(), np.random.default_rng(0).normal(size=(9, 1, 5, 5)), list[int]()
+    whole = sample_outputs(net, X, 4, 7, batch=7, progress=done.append)
+    assert done == [7]
+    assert whole.shape == (7, 9)
+    monkeypatch.setitem(sampling._BUDGET, "cpu", 10_000)
+    for batch in (None, 3):
+        found = sample_outputs(net, X, 4, 5, batch=batch)
+        np.testing.assert_allclose(found, whole[:5], rtol=0, atol=1e-5 * np.abs(whole).max())
 
 
 # ---- the limit -------------------------------------------------------------------------------------------------------
@@ -301,8 +288,6 @@ def test_one_hidden_layer_has_the_kernel_as_covariance(net: Network, shape: tupl
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet", "convnet", "small_cnn", "dense_nngp", "lenet", "pooled skip"])
 def test_deep_networks_approach_their_kernels(name: str) -> None:
-    from cnngp.torch import check_limit
-
     net, shape = ZOO[name]
     X = np.random.default_rng(5).normal(size=(3, *shape))
     report = check_limit(net, X, channels=(16, 64), samples=1000)

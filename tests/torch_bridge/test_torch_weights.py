@@ -14,6 +14,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 import cnngp
 from cnngp import Conv, Dense, NetworkError, ReLU, Sequential, from_torch
+from helpers.torch_modules import made
 
 
 def small(change: Callable[[Any], object] = lambda m: None) -> nn.Module:
@@ -66,6 +67,7 @@ def test_weights_that_are_no_draws_about_zero_are_refused(change: Callable[[Any]
         lambda w: nn.init.orthogonal_(w),
         lambda w: nn.init.trunc_normal_(w, std=0.02),
         lambda w: w.bernoulli_(0.5).sub_(0.5),
+        lambda w: w.normal_().mul_(torch.rand_like(w) > 0.4),
         lambda w: nn.init.zeros_(w),
     ],
 )
@@ -100,39 +102,21 @@ def test_spectral_norm_is_measured_and_left_as_it_was() -> None:
     assert all(torch.equal(a, b) for a, b in zip(state.values(), module.state_dict().values(), strict=True))
 
 
-class Branches(nn.Module):
-    """Two branches, the second a copy of the first."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(4, 40)
-        self.f = nn.Sequential(nn.ReLU(), nn.Linear(40, 40))
-        self.g = copy.deepcopy(self.f)
-        self.head = nn.Linear(40, 40)
-
-    def forward(self, x):
-        x = self.a(x)
-        return self.head(torch.relu(self.f(x) + self.g(x)))
-
-
 def test_copies_are_refused_until_they_are_initialised_again() -> None:
-    module = Branches()
-    with pytest.raises(NetworkError, match=r"^g.1 \(Linear\): its weight is correlated with f.1.weight, as a copy"):
-        from_torch(module, (4,), weight_var=1.0, bias_var=0.0)
-    with torch.no_grad():
-        for change in (torch.neg, lambda w: 2.5 * w):
-            module.g[1].weight.copy_(change(module.f[1].weight))
-            with pytest.raises(NetworkError, match=r"^g.1 .* is correlated with f.1.weight"):
-                from_torch(module, (4,))
-        module.g[1].weight.copy_(module.f[1].weight).add_(0.05 * torch.randn(40, 40))
-        with pytest.raises(NetworkError, match=r"^g.1 .* is correlated with f.1.weight"):
-            from_torch(module, (4,))
-        module.g[1].weight.normal_()
-    with pytest.raises(NetworkError, match=r"^g.1 \(Linear\): its bias is correlated with f.1.bias"):
+    layers = {"a": nn.Linear(4, 40), "f": nn.Linear(40, 40), "g": nn.Linear(40, 40), "head": nn.Linear(40, 40)}
+    module = made(lambda m, x: m.head(torch.relu(m.f(h := torch.relu(m.a(x))) + m.g(h))), **layers)
+    f, g = layers["f"], layers["g"]
+    g.bias.data.copy_(f.bias)
+    for change in (torch.clone, torch.neg, lambda w: 2.5 * w, lambda w: w + 0.05 * torch.randn(40, 40)):
+        g.weight.data.copy_(change(f.weight))
+        with pytest.raises(NetworkError, match=r"^g \(Linear\): its weight is correlated with f.weight, as a copy"):
+            from_torch(module, (4,), weight_var=1.0, bias_var=0.0)
+    nn.init.normal_(g.weight)
+    with pytest.raises(NetworkError, match=r"^g \(Linear\): its bias is correlated with f.bias"):
         from_torch(module, (4,))
-    module.g[1].reset_parameters()
+    g.reset_parameters()
     from_torch(module, (4,))
-    for layer in (module.f[1], module.g[1]):
+    for layer in (f, g):
         nn.init.zeros_(layer.bias)
     from_torch(module, (4,))  # zeros are no copies
 

@@ -16,8 +16,8 @@ def sample(asked: Asked) -> None:
     """Compare finite random networks with their kernel."""
     from cnngp.common.progress import progress_bar
     from cnngp.torch_bridge import need_torch
-    from cnngp.torch_bridge.drawing import torch_device
     from cnngp.torch_bridge.limits import check_limit
+    from cnngp.torch_bridge.sampling import torch_device
 
     widths = _widths(asked.channels)
     if asked.output.suffix not in (".png", ".pdf", ".svg"):

@@ -7,6 +7,7 @@ against the kernel's. Exact Gaussian draws in the same number give the floor: wh
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from cnngp.kernel.kernel import Kernel
 from cnngp.network import zoo
 
 from .results import GREY, INK, Results, Row, row
-from .setting import Setting, digest
+from .setting import Piece, Setting, digest
 
 TITLE = "Figure 2: finite networks approach the limit"
 TABLE = "Distance of the outputs of finite networks to the Gaussian process"
@@ -58,18 +59,16 @@ def run(setting: Setting, plan: Figure2Plan | None = None, X: NDArray[np.float32
     network = zoo.resnet(plan.depth)
     K = np.asarray(Kernel(network, "cpu", "float64", setting.threads)(X, progress=False))
     depends = {"network": network.fingerprint, "images": digest(X), "networks": plan.networks}
-    seconds = {"floor": 30.0} | {f"width-{w}": _estimate(setting, plan, len(X), w) for w in plan.widths}
-    setting.expect({f"figure2-{name}": expected for name, expected in seconds.items()})
-
-    def piece(name: str, compute: Any, **facts: Any) -> dict[str, Any]:
-        return setting.piece(f"figure2-{name}", compute, depends=depends | facts, seconds=seconds[name])
-
-    floor = piece("floor", lambda: _floor(K, plan, setting.seed), floors=plan.floors)
+    pieces = [Piece("figure2-floor", lambda: _floor(K, plan, setting.seed), depends | {"floors": plan.floors}, 30.0)]
+    for w in plan.widths:
+        compute = functools.partial(_outputs, setting, plan, X, w)
+        seconds = _estimate(setting, plan, len(X), w)
+        pieces.append(Piece(f"figure2-width-{w}", compute, depends | {"width": w}, seconds))
+    floor, *found_at = setting.run(pieces)
     outputs: dict[int, Array] = {}
     widths: dict[str, Any] = {}
     rows: list[Row] = []
-    for w in plan.widths:
-        values = piece(f"width-{w}", lambda w=w: {"outputs": _outputs(setting, plan, X, w)}, width=w)
+    for w, values in zip(plan.widths, found_at, strict=True):
         outputs[w] = np.asarray(values["outputs"], np.float64)
         widths[str(w)] = found = measure(outputs[w], K) | {"seconds": values["seconds"]}
         note = f"the ten largest of the networks hold {100 * found['largest_ten']:.0f} % of the sum of squares"
@@ -126,15 +125,15 @@ def _floor(K: Array, plan: Figure2Plan, seed: int) -> dict[str, Any]:
     return means | {f"{key}_95": float(np.quantile([f[key] for f in found], 0.95)) for key in found[0]}
 
 
-def _outputs(setting: Setting, plan: Figure2Plan, X: NDArray[np.float32], width: int) -> NDArray[np.float32]:
-    """(networks, images). The seed differs between widths, so that their errors are independent."""
+def _outputs(setting: Setting, plan: Figure2Plan, X: NDArray[np.float32], width: int) -> dict[str, Any]:
+    """Of each network, on each image. The seed differs between widths, so that their errors are independent."""
     from cnngp.torch_bridge import need_torch, sample_outputs
 
     need_torch("reproduce figure2")
     network, seed, device = zoo.resnet(plan.depth), _seed(setting.seed, width), setting.actual_device
     with progress_bar(plan.networks, f"{width} channels", "network") as bar:
         drawn = sample_outputs(network, X, width, plan.networks, seed, device=device, progress=bar.update)
-    return np.asarray(drawn, np.float32)
+    return {"outputs": np.asarray(drawn, np.float32)}
 
 
 def _seed(seed: int, width: int) -> int:

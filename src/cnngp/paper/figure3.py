@@ -6,6 +6,7 @@ probabilities, whose temperature comes from leave-one-out, are a third curve.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,8 @@ from cnngp.network import zoo
 from cnngp.network.layers import Network
 from cnngp.torch_bridge import need_torch
 
-from .results import BLUE, GREY, INK, ORANGE, Results, Row, percent, row
-from .setting import Setting, digest, release
+from .results import BLUE, GREY, INK, ORANGE, Results, Row, percent, row, title
+from .setting import Piece, Setting, digest, release
 
 TITLE = "Figure 3: calibration with inducing points"
 
@@ -76,25 +77,25 @@ def run(setting: Setting, plan: Figure3Plan | None = None, data: Dataset | None 
     need_torch("figure3")
     data = (data or setting.dataset("mnist", "paper")).take(plan.train, plan.test)
     network = plan.network or zoo.resnet(32)
-    images = {"data": data.name, "images": digest(data.X, data.y, data.X_test, data.y_test)}
-    inducing: Any = {"inducing": plan.inducing, "epochs": plan.epochs, "batch_size": plan.batch_size}
-    table = f"{'MNIST' if data.name == 'mnist' else data.name}, {len(data.X):,} training images"
+    images: dict[str, Any] = {"data": data.name, "images": digest(data.X, data.y, data.X_test, data.y_test)}
+    table = f"{title(data.name)}, {len(data.X):,} training images"
     on_card = setting.actual_device == "cuda"
-    names = {f"figure3-{data.name}-{case.label}": case for case in CASES}
-    seconds = {name: case.seconds if on_card else _SECONDS_ON_CPU for name, case in names.items()}
-    setting.expect(seconds)
-    computed = {
-        "resnet": lambda: _sparse(setting, plan, data, network),
-        "rbf": lambda: _sparse(setting, plan, data, "rbf"),
-        "exact": lambda: _exact(setting, data, network),
-    }
-    curves: dict[str, Any] = {}
-    rows: list[Row] = []
-    for name, case in names.items():
+
+    def piece(case: Case) -> Piece:
+        kernel: Any = "rbf" if case.label == "rbf" else network
         depends = images | {"kernel": "rbf" if case.label == "rbf" else network.fingerprint}
-        depends |= {} if case.label == "exact" else inducing
-        values = setting.piece(name, computed[case.label], depends=depends, seconds=seconds[name])
-        curves[case.label] = values
+        if case.label == "exact":
+            compute = functools.partial(_exact, setting, data, network)
+        else:
+            compute = functools.partial(_sparse, setting, plan, data, kernel)
+            depends |= {"inducing": plan.inducing, "epochs": plan.epochs, "batch_size": plan.batch_size}
+        seconds = case.seconds if on_card else _SECONDS_ON_CPU
+        return Piece(f"figure3-{data.name}-{case.label}", compute, depends, seconds)
+
+    curves = dict(zip([case.label for case in CASES], setting.run(list(map(piece, CASES))), strict=True))
+    rows: list[Row] = []
+    for case in CASES:
+        values = curves[case.label]
         note = f"learned lengthscale {values['lengthscale']:.3g}" if case.label == "rbf" else ""
         if case.label == "exact":
             note = f"no inducing points; leave-one-out error {values['loo_error']:.2f} %"

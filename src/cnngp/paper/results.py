@@ -69,6 +69,11 @@ def percent(wrong: NDArray[np.bool_]) -> float:
     return float(100 * int(np.count_nonzero(wrong)) / len(wrong))
 
 
+def title(data: str) -> str:
+    """The name of a data set as headings have it."""
+    return {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST"}.get(data, data)
+
+
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
@@ -114,14 +119,14 @@ def shown(value: float | None, unit: str) -> str:
 def reproduce(module: str, setting: Setting, command: str) -> Document:
     """Run the experiment of a module and write NAME.json (docs/reproduce.md has its form), its figures and the page.
 
-    Raises `OutOfTime` where the budget ends before.
+    A module without `draw` has no figures. Raises `OutOfTime` where the budget ends before.
     """
     experiment: Any = importlib.import_module(module)
     name = module.rpartition(".")[2]
     first = len(setting.done)
     found: Results = experiment.run(setting)
     try:
-        figures: list[Path] = experiment.draw(found, setting.out)
+        figures: list[Path] = experiment.draw(found, setting.out) if hasattr(experiment, "draw") else []
     except PlotsUnavailable as error:
         setting.say("figures", f"not drawn: {error}")
         figures = []

@@ -16,7 +16,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,21 @@ from cnngp.gp.linalg import Array
 
 class OutOfTime(RuntimeError):
     """The next piece would not be done within the budget; what is done is kept."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of an experiment: `compute` returns JSON values and NumPy arrays.
+
+    `depends` is all that they depend on beside what every piece does (device, seed, quick, version), as JSON values:
+    sizes, `network.fingerprint`, `digest(images)`. `seconds` is about what it takes; where the budget does not leave
+    that, `OutOfTime` is raised. The first piece of a run is always begun, so that every run gets on.
+    """
+
+    name: str
+    compute: Callable[[], Mapping[str, Any]]
+    depends: Mapping[str, Any]
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -70,7 +85,6 @@ class Setting:
     """Told the name of each piece and what became of it."""
     done: list[Done] = field(default_factory=list, compare=False)
     """The pieces that this run used so far, in order."""
-    _planned: list[str] = field(default_factory=list, compare=False, repr=False)
     _began: float = field(default_factory=time.monotonic, compare=False, repr=False)
 
     @property
@@ -85,43 +99,34 @@ class Setting:
             raise DatasetError(f"--data {self.data}: no such folder; expected the folder that holds {name}/")
         return load(name, split=split, data=self.data)
 
-    def expect(self, pieces: Mapping[str, float]) -> None:
-        """Say how many pieces an experiment has and about how long they take, by the name and the seconds of each; from
-        now on each is told with its number."""
-        self._planned[:] = pieces
-        missing = [seconds for name, seconds in pieces.items() if not self._file(name).exists()]
+    def run(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+        """The values of the pieces of an experiment, each told with its number; first how many there are, and about how
+        long they take."""
+        missing = [piece.seconds for piece in pieces if not self._file(piece.name).exists()]
         kept = len(pieces) - len(missing)
         said = f"{len(pieces)} pieces" + (f", {kept} of them from an earlier run" if kept else "")
         if missing:
             said += f"; the {'others' if kept else 'whole'} up to about {duration(sum(missing))}"
         self.say("plan", said)
+        return [self.values(piece, f"{i} of {len(pieces)}, ") for i, piece in enumerate(pieces, start=1)]
 
-    def piece(
-        self, name: str, compute: Callable[[], Mapping[str, Any]], *, depends: Mapping[str, Any], seconds: float = 0.0
-    ) -> dict[str, Any]:
-        """The values of a piece: read where they are kept, else computed and kept, with the `seconds` that it took, the
-        `hardware` and the `software`.
-
-        `compute` returns JSON values and NumPy arrays. `depends` is all that they depend on beside what every piece
-        does (device, seed, quick, version), as JSON values: sizes, `network.fingerprint`, `digest(images)`.
-        `seconds` is about what it takes; where the budget does not leave that, `OutOfTime` is raised. The first piece
-        of a run is always begun, so that every run gets on.
-        """
+    def values(self, piece: Piece, number: str = "") -> dict[str, Any]:
+        """The values of one piece: read where they are kept, else computed and kept, with the `seconds` that it took,
+        the `hardware` and the `software`."""
+        name = piece.name
         if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
             raise ValueError(f"piece {name!r}: expected small letters, digits, dots and dashes")
         facts = {"piece": name, "version": __version__, "device": self.actual_device, "seed": self.seed}
-        facts |= {"quick": self.quick, "cluster": self.scheduler is not None, **depends}
+        facts |= {"quick": self.quick, "cluster": self.scheduler is not None, **piece.depends}
         fingerprint = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-        planned = name in self._planned
-        numbered = f"{self._planned.index(name) + 1} of {len(self._planned)}, {name}" if planned else name
         kept = self._kept(name, fingerprint)
         reused = kept is not None
         if kept is None:
-            self._check_time(name, seconds)
-            if planned:
-                self.say(numbered, f"up to about {duration(seconds)} …")
+            self._check_time(piece)
+            if number:
+                self.say(number + name, f"up to about {duration(piece.seconds)} …")
             begun = time.perf_counter()
-            kept = dict(compute())
+            kept = dict(piece.compute())
             workers = "" if self.scheduler is None else ", and the workers of a Dask cluster for the kernels"
             kept["seconds"] = time.perf_counter() - begun
             kept["hardware"] = f"{hardware(self.actual_device)}{workers}"
@@ -133,7 +138,7 @@ class Setting:
             files.write(self._file(name), header, arrays, "piece")
         self.done.append(Done(name, kept["seconds"], kept["hardware"], kept["software"], reused))
         took = f"{kept['seconds']:.1f} s"
-        self.say(numbered, f"kept from an earlier run, where it took {took}" if reused else f"done in {took}")
+        self.say(number + name, f"kept from an earlier run, where it took {took}" if reused else f"done in {took}")
         return kept
 
     def _kept(self, name: str, fingerprint: str) -> dict[str, Any] | None:
@@ -144,14 +149,14 @@ class Setting:
             return None
         return header["values"] | arrays if header["fingerprint"] == fingerprint else None
 
-    def _check_time(self, name: str, seconds: float) -> None:
-        if self.budget is None or all(piece.reused for piece in self.done):
+    def _check_time(self, piece: Piece) -> None:
+        if self.budget is None or all(done.reused for done in self.done):
             return
         left = max(self.budget - (time.monotonic() - self._began), 0.0)
-        if seconds > left:
+        if piece.seconds > left:
             raise OutOfTime(
-                f"{name} takes about {seconds:.0f} s and the budget leaves {left:.0f} s; what is done is kept, run "
-                "again to continue"
+                f"{piece.name} takes about {piece.seconds:.0f} s and the budget leaves {left:.0f} s; what is done is "
+                "kept, run again to continue"
             )
 
     def _file(self, name: str) -> Path:

@@ -29,8 +29,8 @@ from cnngp.matrix.gram import gram
 from cnngp.network import zoo
 from cnngp.network.layers import Network
 
-from .results import BLUE, GREY, ORANGE, Results, Row, percent, row, tables
-from .setting import Setting, digest, release, wait
+from .results import BLUE, GREY, ORANGE, Results, Row, percent, row, tables, title
+from .setting import Piece, Setting, digest, release, wait
 
 TITLE = "Table 1: classification of MNIST"
 
@@ -120,24 +120,18 @@ def run(setting: Setting, plan: Table1Plan | None = None, data: Dataset | None =
     plan = plan or (QUICK if setting.quick else FULL)
     cases = plan.cases or paper_cases()
     images = SplitImages.of(data or setting.dataset("mnist", "paper"), plan.train, plan.validation, plan.test)
-    setting.expect(expected(setting, cases, images))
+    found = setting.run([case_piece(setting, case, images) for case in cases])
     rows: list[Row] = []
-    networks: dict[str, Any] = {}
-    for case in cases:
-        networks[case.name] = values = case_piece(setting, case, images)
+    for case, values in zip(cases, found, strict=True):
         rows += rows_of(heading(images), case.name, values, case.validation, case.test, case.note)
     rows += [row(heading(images), name, "test", unit="%", published=error, note="quoted") for name, error in QUOTED]
+    networks = {case.name: values for case, values in zip(cases, found, strict=True)}
     details = {"data": images.name, "train": images.train, "networks": networks}
     caption = (
         f"Test errors of exact GPs trained on {images.train:,} and on all {len(images.X):,} images, and the published "
         "errors, which are for 50,000."
     )
     return Results(rows=rows, details=details, captions={"table1": caption})
-
-
-def expected(setting: Setting, cases: Sequence[Case], images: SplitImages) -> dict[str, float]:
-    """About how many seconds each network's piece takes."""
-    return {_piece(case, images): estimate(setting, case.network, images) for case in cases}
 
 
 def estimate(setting: Setting, network: Network, images: SplitImages) -> float:
@@ -148,11 +142,7 @@ def estimate(setting: Setting, network: Network, images: SplitImages) -> float:
     return 10.0 + kernels + (1.5e-13 if on_card else 3e-11) * len(images.X) ** 3
 
 
-def _piece(case: Case, images: SplitImages) -> str:
-    return f"table1-{images.name}-{case.label}"
-
-
-def case_piece(setting: Setting, case: Case, images: SplitImages) -> dict[str, Any]:
+def case_piece(setting: Setting, case: Case, images: SplitImages) -> Piece:
     """One network: kernels, both fits, errors."""
 
     def compute() -> dict[str, Any]:
@@ -160,13 +150,11 @@ def case_piece(setting: Setting, case: Case, images: SplitImages) -> dict[str, A
         return network_errors(setting, kernel, images, f"{images.name}-{case.label}")
 
     depends = {"network": case.network.fingerprint, **images.facts}
-    seconds = estimate(setting, case.network, images)
-    return setting.piece(_piece(case, images), compute, depends=depends, seconds=seconds)
+    return Piece(f"table1-{images.name}-{case.label}", compute, depends, estimate(setting, case.network, images))
 
 
 def heading(images: SplitImages) -> str:
-    names = {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST"}
-    return f"{names.get(images.name, images.name)}, error in percent, {images.train:,} training images"
+    return f"{title(images.name)}, error in percent, {images.train:,} training images"
 
 
 def rows_of(

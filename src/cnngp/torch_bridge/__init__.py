@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from cnngp.common.arrays import DataError, as_real, to_numpy
 from cnngp.common.optional import need
 from cnngp.network.layers import Network, NetworkError
 
@@ -58,7 +57,7 @@ def from_torch(
     """
     need_torch("from_torch")
     from .importing.importer import import_module
-    from .importing.weights import Variances
+    from .importing.modules import Variances
 
     return import_module(module, input_shape, Variances(variances, weight_var, bias_var), allow_non_gaussian)
 
@@ -78,7 +77,7 @@ def explain(
     """
     need_torch("explain")
     from .importing.importer import explain_module
-    from .importing.weights import Variances
+    from .importing.modules import Variances
 
     explanation = explain_module(module, input_shape, Variances(), allow_non_gaussian)
     if show:
@@ -112,12 +111,12 @@ def sample_network(
     need_torch("sample_network")
     import torch
 
-    from .drawing import fill, seed_key, torch_device
     from .finite import build_finite
+    from .sampling import seed_key, torch_device
 
     key = seed_key(seed)
     finite = build_finite(net, channels, input_shape, outputs, dtype or torch.float32, torch_device(device))
-    fill(finite, key)
+    finite.fill(key)
     return finite.module
 
 
@@ -149,18 +148,13 @@ def sample_outputs(
     need_torch("sample_outputs")
     import torch
 
-    from .drawing import outputs_of_many, seed_key, torch_device
     from .finite import build_finite
+    from .sampling import image_tensor, outputs_of_many, seed_key, torch_device
 
     key, device, dtype = seed_key(seed), torch_device(device), dtype or torch.float32
-    if isinstance(X, torch.Tensor) and X.is_complex():
-        raise DataError(f"X has type {X.dtype}; expected real numbers")
-    real = X if isinstance(X, torch.Tensor) else as_real(to_numpy(X, "X"), "X")
-    images = torch.as_tensor(real, dtype=dtype, device=device)
-    if images.ndim < 2 or len(images) == 0 or samples < 1:
-        raise NetworkError(
-            f"X of shape {tuple(images.shape)} and samples={samples}: expected (N, C, …) and at least one"
-        )
+    images = image_tensor(X, "X", dtype, device)
+    if samples < 1:
+        raise NetworkError(f"samples={samples}: expected at least one")
     finite = build_finite(net, channels, tuple(images.shape[1:]), outputs or 1, dtype, device)
     drawn = outputs_of_many(finite, images, samples, key, batch, progress).numpy()
     return drawn if outputs else drawn[:, :, 0]
@@ -220,6 +214,6 @@ def gpytorch_kernel(
     ['raw_layers_0_weight_var', 'raw_layers_0_bias_var']
     """
     need_torch("gpytorch_kernel")
-    from .gpytorch_adapter import make_kernel
+    from .gpytorch_adapter import NetworkKernel
 
-    return make_kernel(network, input_shape, dtype, threads, learn)
+    return NetworkKernel(network, input_shape, dtype, threads, learn)

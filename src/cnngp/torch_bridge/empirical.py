@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.func import functional_call, grad, vmap
 
-from cnngp.common.arrays import DataError, as_real, to_numpy
+from cnngp.common.arrays import DataError
 from cnngp.gp.linalg import blocks
+
+from .sampling import image_tensor
 
 _BUDGET = {"cpu": 2**29, "cuda": 2**33}
 """Bytes of gradients alive at once."""
@@ -30,19 +32,23 @@ Rows = Callable[[Any, int], Any]
 def kernel_of(module: Any, X: Any, Z: Any, kind: str, parametrization: str, tile: int | None) -> NDArray[np.float64]:
     """See `cnngp.torch.empirical_kernel`."""
     _check(module, kind, parametrization, tile)
-    x = _images(module, X, "X")
-    z = x if Z is None else _images(module, Z, "Z")
+    like = next(module.parameters(), torch.zeros(()))
+    x = image_tensor(X, "X", like.dtype, like.device)
+    z = x if Z is None else image_tensor(Z, "Z", like.dtype, like.device)
     if x.shape[1:] != z.shape[1:]:
         raise DataError(f"X holds images of shape {tuple(x.shape[1:])} and Z of shape {tuple(z.shape[1:])}")
     outputs = _outputs(module, x[:1]).shape[1]
     if kind == "ntk":
         rows, numbers = _gradients(module, parametrization == "ntk")
     else:
-        rows, numbers = _all_outputs(module), outputs
-    passes = outputs if kind == "ntk" else 1
+        numbers = outputs
+
+        def rows(images: Any, output: int) -> Any:
+            return torch.cat([_outputs(module, part) for part in images.split(_AT_ONCE)])
+
     size = tile or max(1, _BUDGET.get(x.device.type, _BUDGET["cuda"]) // (3 * numbers * x.element_size()))
     K = np.zeros((len(x), len(z)))
-    for output in range(passes):
+    for output in range(outputs if kind == "ntk" else 1):
         for a in blocks(len(x), size):
             left = rows(x[a], output)
             for b in blocks(len(z), size):
@@ -72,10 +78,6 @@ def _gradients(module: Any, scaled: bool) -> tuple[Rows, int]:
     return rows, sum(p.numel() for p in learned.values())
 
 
-def _all_outputs(module: Any) -> Rows:
-    return lambda images, output: torch.cat([_outputs(module, part) for part in images.split(_AT_ONCE)])
-
-
 def _outputs(module: Any, images: Any) -> Any:
     with torch.no_grad():
         y = module(images.clone())
@@ -100,11 +102,3 @@ def _check(module: Any, kind: str, parametrization: str, tile: int | None) -> No
                 f"empirical_kernel: {name or 'the module'} ({type(part).__name__}) is in training mode, where it is "
                 "random or mixes images; call module.eval() first"
             )
-
-
-def _images(module: Any, X: Any, name: str) -> Any:
-    like = next(module.parameters(), torch.zeros(()))
-    images = X if isinstance(X, torch.Tensor) else torch.as_tensor(as_real(to_numpy(X, name), name))
-    if images.ndim < 2 or len(images) == 0 or images.is_complex():
-        raise DataError(f"{name} of shape {tuple(images.shape)}: expected real images (N, C, …), at least one")
-    return images.detach().to(dtype=like.dtype, device=like.device)

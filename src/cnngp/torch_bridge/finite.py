@@ -34,8 +34,8 @@ from cnngp.network.placed import Placed, placed
 from cnngp.network.shapes import check_input_shape, shape_text, sum_scale, windows
 from cnngp.network.walk import leaves
 
-from .drawing import Finite
 from .parts import Activation, Branches, Broadcast
+from .sampling import Finite
 
 Channels = int | Sequence[int] | Mapping[str, int]
 Weighted = Conv | ConvTranspose | Dense

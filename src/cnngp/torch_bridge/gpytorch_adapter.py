@@ -35,9 +35,26 @@ class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
     has_lengthscale = False
 
     def __init__(
-        self, network: Network, input_shape: Sequence[int] | None, dtype: str | None, threads: int | None, learn: bool
-    ):
+        self,
+        network: Network | Kernel,
+        input_shape: Sequence[int] | None,
+        dtype: str | None,
+        threads: int | None,
+        learn: bool,
+    ) -> None:
         super().__init__()
+        if not isinstance(learn, bool):
+            raise ValueError(f"gpytorch_kernel: learn={learn!r} is not True or False")
+        if isinstance(network, Kernel):
+            if network.kind != "nngp":
+                raise ValueError(
+                    f"gpytorch_kernel needs the kernel of a Gaussian process, kind='nngp'; got kind={network.kind!r}"
+                )
+            dtype = network.dtype if dtype is None else dtype
+            threads = network.threads if threads is None else threads
+            network = network.network
+        # What is no Gaussian process, no precision or no number of threads is refused here, not when training begins.
+        Kernel(network, "cpu", "float32" if dtype is None else dtype, threads)
         self._given, self._computing_dtype, self._threads = network, dtype, threads
         self.input_shape = None if input_shape is None else tuple(input_shape)
         if input_shape is not None:
@@ -139,8 +156,7 @@ class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
         return x
 
     def _images(self, x: Any) -> Any:
-        assert self.input_shape is not None
-        return x.detach().reshape(len(x), *self.input_shape)
+        return x.detach().reshape(len(x), *self.input_shape or ())
 
 
 class _Differentiable(torch.autograd.Function):  # type: ignore[misc]
@@ -176,22 +192,3 @@ class _Differentiable(torch.autograd.Function):  # type: ignore[misc]
 def _equal(a: Any, b: Any) -> bool:
     alike = (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
     return a is b or (alike and bool(torch.equal(a, b)))
-
-
-def make_kernel(
-    network: Network | Kernel, input_shape: Sequence[int] | None, dtype: str | None, threads: int | None, learn: bool
-) -> NetworkKernel:
-    """See `cnngp.gpytorch_kernel`."""
-    if not isinstance(learn, bool):
-        raise ValueError(f"gpytorch_kernel: learn={learn!r} is not True or False")
-    if isinstance(network, Kernel):
-        if network.kind != "nngp":
-            raise ValueError(
-                f"gpytorch_kernel needs the kernel of a Gaussian process, kind='nngp'; got kind={network.kind!r}"
-            )
-        dtype = network.dtype if dtype is None else dtype
-        threads = network.threads if threads is None else threads
-        network = network.network
-    # What is no Gaussian process, no precision or no number of threads is refused here, not at the first training step.
-    Kernel(network, "cpu", "float32" if dtype is None else dtype, threads)
-    return NetworkKernel(network, input_shape, dtype, threads, learn)

@@ -146,11 +146,10 @@ def check_limit(
     need_torch("check_limit")
     import torch
 
-    from .drawing import outputs_of_many, seed_key, torch_device
     from .finite import build_finite
     from .importing.importer import import_module
-    from .importing.weights import Variances
-    from .widening import widen
+    from .importing.modules import Variances
+    from .sampling import outputs_of_many, seed_key, torch_device, widen
 
     key, device = seed_key(seed), torch_device(device)
     widths: list[int] = sorted(set(np.atleast_1d(channels).tolist()))
@@ -159,36 +158,30 @@ def check_limit(
     if samples < 20 or outputs < 1:
         raise DataError(f"samples={samples}, outputs={outputs}: expected at least 20 samples and one output")
     images = as_images(to_numpy(X), np.dtype(np.float64))
-    if isinstance(model, Network):
-        net: Network = network or model
-    else:
-        # The finite networks get the variances that were measured, from however few numbers.
-        net = network or import_module(model, images.shape[1:], Variances(), warn=False)
+    shape = images.shape[1:]
+    if network is not None:
+        net: Network = network
+    elif isinstance(model, Network):
+        net = model
+    else:  # with the variances that were measured, from however few numbers
+        net = import_module(model, shape, Variances(), warn=False)
     K = np.asarray(Kernel(net, device="cpu", dtype="float64")(images, progress=False))  # refuses before the long work
     if isinstance(model, Network):
         x = torch.as_tensor(images, dtype=torch.float32, device=device)
-        finite = [build_finite(model, w, x.shape[1:], outputs, x.dtype, device) for w in widths]
+        finite = {w: build_finite(model, w, shape, outputs, x.dtype, device) for w in widths}
     else:
         first = next(model.parameters())
         x = torch.as_tensor(images, dtype=first.dtype, device=first.device)
-        finite = [widen(model, tuple(x.shape[1:]), w, outputs) for w in widths]
-    # Networks of different widths are independent of one another.
-    draws = [
-        outputs_of_many(f, x, samples, (*key, w), progress=progress).numpy()
-        for f, w in zip(finite, widths, strict=True)
-    ]
-    return _report(
-        K, [_width(w, np.asarray(F, np.float64), K) for w, F in zip(widths, draws, strict=True)], samples, outputs
-    )
-
-
-def _width(channels: int, F: Array, K: Array) -> Width:
-    """F: (samples, N, outputs). The outputs have mean zero, so their covariance is the mean of products."""
-    C = np.einsum("sno,smo->snm", F, F) / F.shape[2]  # one estimate a network
-    projected = np.einsum("snm,nm->s", C, K) / (float(np.sum(K * K)) or 1.0)
-    root = math.sqrt(len(F))
-    errors = C.std(axis=0, ddof=1) / root, float(projected.std(ddof=1)) / root
-    return Width(channels, C.mean(axis=0), errors[0], float(projected.mean()), errors[1])
+        finite = {w: widen(model, shape, w, outputs) for w in widths}
+    found = []
+    for w in widths:  # networks of different widths are independent of one another
+        F = outputs_of_many(finite[w], x, samples, (*key, w), progress=progress).numpy().astype(np.float64)
+        # The outputs have mean zero, so their covariance is the mean of products: one estimate a network.
+        C = np.einsum("sno,smo->snm", F, F) / outputs
+        projected = np.einsum("snm,nm->s", C, K) / (float(np.sum(K * K)) or 1.0)
+        error, amplitude_error = (a.std(axis=0, ddof=1) / math.sqrt(samples) for a in (C, projected))
+        found.append(Width(w, C.mean(axis=0), error, float(projected.mean()), float(amplitude_error)))
+    return _report(K, found, samples, outputs)
 
 
 def _report(K: Array, widths: list[Width], samples: int, outputs: int) -> LimitReport:

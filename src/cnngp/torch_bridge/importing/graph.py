@@ -3,6 +3,9 @@
 A module's forward is a graph: values, and for each the call that made it. A cnngp network is a tree of layers in series
 and sums in parallel. A sum's terms have the calls in common that all of them begin with; what is left of them are its
 branches. What the network itself refuses, by a place such as layers[2], is told of the call that came to stand there.
+
+Padding, cropping and constant factors are calls of their own in PyTorch and arguments of a layer here: `fold` moves
+them into the layers next to them.
 """
 
 from __future__ import annotations
@@ -11,18 +14,129 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
-from cnngp.network import layers
 from cnngp.network.composition import check_network
-from cnngp.network.layers import Layer, NetworkError
+from cnngp.network.geometry import PaddingMode
+from cnngp.network.layers import (
+    AvgPool,
+    Conv,
+    ConvTranspose,
+    Dense,
+    GlobalAvgPool,
+    Identity,
+    Layer,
+    NetworkError,
+    Padding,
+    ReLU,
+    Sequential,
+    Sum,
+    as_layer,
+)
 from cnngp.network.placed import shape_table
-from cnngp.network.shapes import shape_text
+from cnngp.network.shapes import shape_text, windows
 
-from .fold import Add, Call, Chain, Fork, Mean, Pad, Refused, Scale, compact, fold
-
-UNKNOWN = layers.Conv(1)
+Pairs = tuple[tuple[int, int], ...]
+UNKNOWN = Conv(1)
 """What stands for a call that was refused, so that all that is wrong can be told: Gaussian whatever it was given."""
+
+
+class Refused(NetworkError):
+    """A call that has no exact kernel; `vertex` is its number in the graph, where the graph refuses it."""
+
+    def __init__(self, message: str, vertex: int = 0) -> None:
+        super().__init__(message)
+        self.vertex = vertex
+
+
+# ---- calls that are no layers ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Add:
+    pass
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean over all locations, of which PyTorch may keep axes of size one; the graph chooses the layer."""
+
+    size: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Multiplication by a constant."""
+
+    factor: float
+
+    def into(self, call: Call, behind: bool) -> Call | None:
+        """The layer with the factor in it that stands `behind` the layer or before it, or None."""
+        match call:
+            case ReLU() if behind or self.factor > 0:  # relu(a z) = a relu(z)
+                return ReLU(call.gain * self.factor)
+            case Conv() | ConvTranspose() | Dense():
+                bias_var = call.bias_var * self.factor**2 if behind else call.bias_var
+                return replace(call, weight_var=call.weight_var * self.factor**2, bias_var=bias_var)
+            case Scale() if behind:
+                return Scale(call.factor * self.factor)
+            case _:
+                return None
+
+    def __str__(self) -> str:
+        return (
+            f"the factor {self.factor:.6g} stands neither right after a layer with weights or a ReLU nor "
+            "right before one, so no layer can take it up; put it on the last layer of the branch"
+        )
+
+
+@dataclass(frozen=True)
+class Pad:
+    """Locations added before and after each axis; where the numbers are negative, dropped."""
+
+    pads: Pairs
+    mode: PaddingMode
+
+    def into(self, call: Call, behind: bool) -> Call | None:
+        """A convolution with this padding before it, or a transposed one with this cropping `behind` it."""
+        if not isinstance(call, Conv | ConvTranspose):
+            return None
+        axes = len(self.pads)
+        own = windows(call, axes, "")
+        if isinstance(call, ConvTranspose):
+            if not behind or max(map(max, self.pads)) > 0:
+                return None
+            # Dropping locations is that much more padding, or less output_padding.
+            extra = call.output_padding if isinstance(call.output_padding, tuple) else (call.output_padding,) * axes
+            pads = tuple((w.before - before, w.after) for w, (before, _) in zip(own, self.pads, strict=True))
+            return transposed_padding(call, pads, [e + after for e, (_, after) in zip(extra, self.pads, strict=True)])
+        if behind or min(map(min, self.pads)) < 0:
+            return None
+        if any(w.before or w.after for w in own) and (call.padding_mode, self.mode) != ("zeros", "zeros"):
+            return None  # two paddings are one padding only if both are zeros
+        both = tuple((a + w.before, b + w.after) for (a, b), w in zip(self.pads, own, strict=True))
+        return spelled(replace(call, padding=both, padding_mode=self.mode), axes)
+
+    def __str__(self) -> str:
+        if min(map(min, self.pads)) < 0:
+            return "cropping other than right after a transposed convolution"
+        return "padding that does not go straight into a convolution"
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Chains from one value, whose results are added."""
+
+    branches: list[Chain]
+
+
+Call: TypeAlias = Layer | Add | Scale | Pad | Mean
+Chain: TypeAlias = "list[tuple[int, Call | Fork]]"
+"""Calls in series, each with its number in the graph."""
+
+
+# ---- the graph and its network ---------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -37,7 +151,7 @@ class Graph:
 
     def __init__(self, allow_non_gaussian: bool = False) -> None:
         self.allow_non_gaussian = allow_non_gaussian
-        self.vertices = [Vertex("the input", layers.Identity(), ())]
+        self.vertices = [Vertex("the input", Identity(), ())]
         self.output = 0
         self.non_gaussian: set[int] = set()
         """The sums that are no Gaussian process, and allowed all the same."""
@@ -50,19 +164,17 @@ class Graph:
         """The network, or `Refused` with the call that stands in the way; without a shape, sizes are not looked at."""
         while True:
             try:
-                return self._network(input_shape)
+                chain = fold(self._chain())
+                net = self._series(chain)
+                with _told_of(chain, self.output):
+                    check_network(net)
+                    output = () if input_shape is None else shape_table(net, input_shape).output
+                break
             except Refused as error:
                 is_sum = isinstance(self.vertices[error.vertex].call, Add)
                 if not self.allow_non_gaussian or not is_sum or error.vertex in self.non_gaussian:
                     raise
                 self.non_gaussian.add(error.vertex)
-
-    def _network(self, input_shape: Sequence[int] | None) -> Layer:
-        chain = fold(self._chain())
-        net = self._series(chain)
-        with _told_of(chain, self.output):
-            check_network(net)
-            output = () if input_shape is None else shape_table(net, input_shape).output
         if math.prod(output) != 1:
             raise Refused(
                 f"the module's output has {shape_text(output)} locations, and a Gaussian process here has one; end in "
@@ -94,9 +206,9 @@ class Graph:
         for j, v in enumerate(self.vertices):
             if not reached.isdisjoint(v.inputs):
                 reached.add(j)
-                if isinstance(v.call, layers.Conv | layers.ConvTranspose | layers.AvgPool):
-                    return layers.AvgPool(compact(mean.size))
-        return layers.GlobalAvgPool()
+                if isinstance(v.call, Conv | ConvTranspose | AvgPool):
+                    return AvgPool(compact(mean.size))
+        return GlobalAvgPool()
 
     def _joined(self, terms: list[Chain], end: int) -> Chain:
         """What all terms of the sum `end` begin with, and the rest of each as a branch; branches do the same."""
@@ -125,38 +237,123 @@ class Graph:
             if isinstance(call, Fork):
                 branches = list(map(self._series, call.branches))
                 with _told_of([(i, call)], i):
-                    call = layers.Sum(*branches, allow_non_gaussian=i in self.non_gaussian)
+                    call = Sum(*branches, allow_non_gaussian=i in self.non_gaussian)
             assert not isinstance(call, Add | Scale | Pad | Mean), call
             made.append(call)
         with _told_of(chain, self.output):
             if len(made) == 1:
                 return made[0]
-            return layers.as_layer(layers.Sequential(*made)) if made else layers.Identity()
+            return as_layer(Sequential(*made)) if made else Identity()
 
 
 def _weights(chain: Chain) -> set[int]:
     """The calls with weights in a chain. The others are functions of their input and may stand twice."""
-    weighted = layers.Conv | layers.ConvTranspose | layers.Dense
     inside = [branch for _, call in chain if isinstance(call, Fork) for branch in call.branches]
-    return {i for i, call in chain if isinstance(call, weighted)}.union(*map(_weights, inside))
+    return {i for i, call in chain if isinstance(call, Conv | ConvTranspose | Dense)}.union(*map(_weights, inside))
 
 
 @contextmanager
 def _told_of(chain: Chain, vertex: int) -> Iterator[None]:
-    """What the network of a chain refuses at a place, as refused by the call that came to stand there."""
+    """What the network of a chain refuses at a place, as refused by the call that came to stand there.
+
+    Of what is no call, such as the skip of a sum, by the call in which it stands; `vertex` where there is none.
+    """
     try:
         yield
     except Refused:
         raise
     except NetworkError as error:
         place = list(map(int, re.findall(r"\d+", error.place)))
-        raise Refused(error.message, _vertex_at(chain, place, vertex)) from None
+        while chain and (len(chain) == 1 or place):
+            i, place = (0, place) if len(chain) == 1 else (place[0], place[1:])
+            vertex, call = chain[i]
+            if not isinstance(call, Fork) or not place:
+                break
+            chain, place = call.branches[place[0]], place[1:]
+        raise Refused(error.message, vertex) from None
 
 
-def _vertex_at(chain: Chain, place: list[int], vertex: int) -> int:
-    """The call at a place; of what is no call, such as the skip of a sum, `vertex`, in which it stands."""
-    if not chain or (len(chain) > 1 and not place):
-        return vertex
-    i, rest = (0, place) if len(chain) == 1 else (place[0], place[1:])
-    vertex, call = chain[i]
-    return _vertex_at(call.branches[rest[0]], rest[1:], vertex) if isinstance(call, Fork) and rest else vertex
+# ---- factors, padding and cropping -----------------------------------------------------------------------------------
+
+
+def fold(chain: Chain) -> Chain:
+    """The chain with its factors, its padding and its cropping as arguments of the layers next to them."""
+    chain = [(i, Fork(list(map(fold, call.branches))) if isinstance(call, Fork) else call) for i, call in chain]
+    for kind in (Scale, Pad):
+        for at in reversed(range(len(chain))):
+            vertex, call = chain[at]
+            if isinstance(call, kind):
+                before, after = chain[:at], chain[at + 1 :]
+                if (behind := _taken_up(before, call, behind=True)) is not None:
+                    chain = behind + after
+                elif (front := _taken_up(after, call, behind=False)) is not None:
+                    chain = before + front
+                else:
+                    raise Refused(str(call), vertex)
+    return chain
+
+
+def _taken_up(chain: Chain, given: Scale | Pad, behind: bool) -> Chain | None:
+    """The chain with what stands `behind` it in its last layer, or what stands before it in its first.
+
+    Of a fork it is every branch's. None where there is no such layer or it cannot be changed.
+    """
+    if not chain:
+        return None
+    at = len(chain) - 1 if behind else 0
+    vertex, call = chain[at]
+    changed: Call | Fork | None
+    if isinstance(given, Scale) and isinstance(call, AvgPool | GlobalAvgPool | Pad):  # the mean of what has the factor
+        inner = _taken_up(chain[:at] if behind else chain[1:], given, behind)
+        if inner is None:
+            return None
+        return [*inner, (vertex, call)] if behind else [(vertex, call), *inner]
+    if isinstance(call, Fork):
+        branches = [_taken_up(branch, given, behind) for branch in call.branches]
+        made = [branch for branch in branches if branch is not None]
+        changed = Fork(made) if len(made) == len(branches) else None
+    else:
+        changed = given.into(call, behind)
+    return None if changed is None else [*chain[:at], (vertex, changed), *chain[at + 1 :]]
+
+
+# ---- every padding as a person would write it, so that the fingerprint is that of the network written by hand --------
+
+
+def compact(values: Sequence[int]) -> int | tuple[int, ...]:
+    """(3, 3) as 3: the spelling a person would use, and the fingerprint it has."""
+    return values[0] if len(set(values)) == 1 else tuple(values)
+
+
+def spelled(call: Conv, axes: int) -> Conv:
+    """The same convolution with its padding as a person would write it."""
+    along = windows(call, axes, "")
+    pads = tuple((w.before, w.after) for w in along)
+    padding = _padding_of(pads, [w.reach - 1 for w in along])
+    return replace(call, padding=padding, padding_mode=call.padding_mode if any(map(any, pads)) else "zeros")
+
+
+def _padding_of(pads: Pairs, reach: Sequence[int]) -> Padding:
+    """The shortest spelling of a padding: "same" where it is that, then "valid", an int, ints, pairs."""
+    if all((before, after) == (r // 2, r - r // 2) for (before, after), r in zip(pads, reach, strict=True)):
+        return "same"
+    if not any(map(any, pads)):
+        return "valid"
+    if all(before == after for before, after in pads):
+        return compact([before for before, _ in pads])
+    return tuple(before if before == after else (before, after) for before, after in pads)
+
+
+def transposed_padding(call: ConvTranspose, pads: Pairs, extra: Sequence[int]) -> ConvTranspose:
+    """The layer with this padding and output_padding (negative: cropped), spelled "same" where it gives size·stride.
+
+    With reach = dilation·(k − 1) the output has (size − 1)·stride + reach + 1 − before − after + extra locations.
+    "same" is before = ⌊reach/2⌋ and size·stride locations, so reach + 1 − before − after + extra = stride.
+    """
+    zipped: list[Any] = list(zip(pads, extra, windows(call, len(pads), ""), strict=True))
+    if all(b == (w.reach - 1) // 2 and w.reach + e - b - a == w.stride for (b, a), e, w in zipped):
+        return replace(call, padding="same", output_padding=0)
+    moved = tuple((b, a - min(e, 0)) for (b, a), e, _ in zipped)
+    return replace(
+        call, padding=_padding_of(moved, [-1] * len(moved)), output_padding=compact([max(e, 0) for e in extra])
+    )

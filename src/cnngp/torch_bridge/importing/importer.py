@@ -14,12 +14,10 @@ from cnngp.common.tables import aligned
 from cnngp.network.layers import Conv, ConvTranspose, Dense, Layer, Network, NetworkError
 from cnngp.network.shapes import check_input_shape
 
-from .fold import Add, Call, Mean, Pad, Refused, Scale
-from .functions import LIKE, Arguments, Passes, read_function, refusal
-from .graph import UNKNOWN, Graph
-from .modules import FIXED, read_module
+from .calls import LIKE, Arguments, Passes, read_function, refusal
+from .graph import UNKNOWN, Add, Call, Graph, Mean, Pad, Refused, Scale
+from .modules import FIXED, Owners, Variances, read_module
 from .trace import Step, Trace, Value, altered_modules, trace_twice
-from .weights import Owners, Variances
 
 
 @dataclass(frozen=True)
@@ -201,7 +199,7 @@ class _Reader:
             module = self.module.get_submodule(step.module)
             if not isinstance(module, FIXED):
                 self.owners.check(step.module, module)
-            return read_module(step.module, module, inputs, after, self.variances, flat)
+            return read_module(step, module, self.variances, flat)
         if not isinstance(after, Value) or step.function.startswith(("conv", "linear")):
             raise refusal(step.function)
         owner = next((v.owner for v in inputs if v.number is None and v.owner), "")
@@ -212,7 +210,10 @@ class _Reader:
             raise Refused("it uses a tensor that is not made from the input")
         if step.function in ("add", "sub", "subtract", "rsub"):
             return self._sum(step, after)
-        return read_function(step.function, Arguments(step.args, step.kwargs), inputs[0], after, step.same_order, flat)
+        given = Arguments(step.args, step.kwargs)
+        call = read_function(step, given, inputs[0], after, flat)
+        given.check_all_taken()
+        return call
 
     def _sum(self, step: Step, after: Value) -> Call:
         for term, _ in _summands(step):

@@ -17,8 +17,8 @@ import torch
 
 from cnngp.network.layers import GELU, Abs, AvgPool, Cos, Elementwise, Erf, LayerNorm, LeakyReLU, ReLU, Sign, Sin
 
-from .fold import Call, Mean, Pad, Refused, Scale, compact
-from .trace import Value
+from .graph import Call, Mean, Pad, Refused, Scale, compact
+from .trace import Step, Value
 
 # fmt: off
 _NONLINEARITIES: dict[str, Call] = {
@@ -36,16 +36,11 @@ _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", 
 
 _MULTIPLIES = "it multiplies activations with one another, and a product of Gaussians is not Gaussian"
 _NORMALISES = "it divides by statistics of its own input, so its output is no Gaussian process of that input"
-_MAXIMUM = (
-    "the maximum of several locations is not Gaussian and its covariance has no closed form here; "
-    "use the average, nn.AvgPool2d, which becomes AvgPool, or a convolution with stride"
-)
-_SPREADS = "no layer here copies one location to several; use a transposed convolution"
-_TRADES = "it trades channels for locations"
-_RANDOM = "it is random anew at every call, and the kernel is of one function"
-_AVERAGES = "it averages over images or channels; average over the locations, x.mean((2, 3))"
 _REASONS: dict[tuple[str, ...], str] = {
-    ("max_pool", "adaptive_max_pool", "fractional_max_pool", "max_unpool", "amax", "max"): _MAXIMUM,
+    ("max_pool", "adaptive_max_pool", "fractional_max_pool", "max_unpool", "amax", "max"): (
+        "the maximum of several locations is not Gaussian and its covariance has no closed form here; "
+        "use the average, nn.AvgPool2d, which becomes AvgPool, or a convolution with stride"
+    ),
     ("lp_pool",): "a power mean of several locations has no closed form here; use nn.AvgPool2d, which becomes AvgPool",
     ("sum",): "no layer here is the sum of locations; use their mean, times a constant",
     ("batch_norm", "layer_norm", "group_norm", "instance_norm", "normalize", "rms_norm", "local_resp"): _NORMALISES,
@@ -54,10 +49,14 @@ _REASONS: dict[tuple[str, ...], str] = {
     ("rnn", "lstm", "gru"): "a recurrent layer uses the same weights at every step",
     ("embedding",): "its input is not a real-valued image",
     ("cat", "concat", "stack"): "there is no layer for joined channels; add the branches",
-    ("interpolate", "upsample", "repeat", "expand", "tile"): _SPREADS,
-    ("permute", "transpose", "movedim", "swapaxes", "pixel_", "channel_shuffle", "fold", "unfold"): _TRADES,
+    ("interpolate", "upsample", "repeat", "expand", "tile"): (
+        "no layer here copies one location to several; use a transposed convolution"
+    ),
+    ("permute", "transpose", "movedim", "swapaxes", "pixel_", "channel_shuffle", "fold", "unfold"): (
+        "it trades channels for locations"
+    ),
     ("unflatten",): "one location cannot become several again; use a transposed convolution",
-    ("rand", "bernoulli", "normal", "uniform"): _RANDOM,
+    ("rand", "bernoulli", "normal", "uniform"): "it is random anew at every call, and the kernel is of one function",
     ("getitem", "setitem", "index", "select", "narrow", "gather", "flip", "roll"): (
         "it takes, moves or writes single numbers, channels, locations or images; a layer treats them all alike"
     ),
@@ -79,8 +78,12 @@ class Arguments:
     """The arguments of a function after its tensor, by place or by name. What no rule takes is left, and then refused.
 
     >>> given = Arguments(("x", 0.2), {"inplace": True, "scale": 3})
-    >>> given.take(1, "negative_slope", 0.01), given.left
-    (0.2, {'scale': 3})
+    >>> given.take(1, "negative_slope", 0.01)
+    0.2
+    >>> given.check_all_taken()
+    Traceback (most recent call last):
+    ...
+    cnngp.torch_bridge.importing.graph.Refused: what its argument scale=3 does is not known here
     """
 
     def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -94,35 +97,34 @@ class Arguments:
     def take_all(self) -> None:
         self._given = {}
 
-    @property
-    def left(self) -> dict[int | str, Any]:
-        return {key: v for key, v in self._given.items() if v is not None}
+    def check_all_taken(self) -> None:
+        left = {key: v for key, v in self._given.items() if v is not None}
+        if left:
+            told = ", ".join(f"{key}={v!r}" if isinstance(key, str) else repr(v) for key, v in left.items())
+            raise Refused(f"what its argument {told} does is not known here")
 
 
-def read_function(
-    function: str, given: Arguments, before: Value, after: Value, same_order: bool, one_location: bool
-) -> Call | Passes:
-    """What a call becomes, or `Refused`. `before` is the first tensor among the arguments and `after` the result.
+def read_function(step: Step, given: Arguments, before: Value, after: Value, one_location: bool) -> Call | Passes:
+    """What the call of a function becomes, or `Refused`; `before` is the first tensor among its arguments.
 
     Sums are not read here.
     """
-    call = _read(function, given, before, after, same_order, one_location)
-    if given.left:
-        told = ", ".join(f"{key}={v!r}" if isinstance(key, str) else repr(v) for key, v in given.left.items())
-        raise Refused(f"what its argument {told} does is not known here")
-    return call
-
-
-def _read(
-    function: str, given: Arguments, before: Value, after: Value, same_order: bool, one_location: bool
-) -> Call | Passes:
+    function = step.function
     if function in _NONLINEARITIES:
         return _NONLINEARITIES[function]
-    if function in _SAME or function in _RESHAPES or (function == "getitem" and same_order):
+    if function in _SAME or function in _RESHAPES or (function == "getitem" and step.same_order):
         given.take_all()
         if function in _RESHAPES and before.dtype != after.dtype:
             raise Refused(f"it reads the bits of {before.dtype} as {after.dtype}")
-        return _reshaped(before, after)
+        # Laid out flat, the kernel keeps locations and channels apart until a Linear sums over all of them.
+        if before.shape == after.shape:
+            return Passes()
+        if after.ndim == 2 and after.shape[0] == before.shape[0] and after.numel == before.numel:
+            return Passes("flattened for the next layer")
+        raise Refused(
+            f"it turns {before.shape[1:]} into {after.shape[1:]}; only flattening everything into one axis keeps "
+            "channels and locations"
+        )
     if function in _DROPOUTS:
         p, training = given.take(1, "p", 0.5), given.take(2, "training", True)
         if training and p > 0:
@@ -150,7 +152,12 @@ def _read(
         case "neg" | "negative":
             return Scale(-1.0)
         case "mul" | "multiply" | "div" | "divide" | "true_divide":
-            return _factor(function, given.take(1, "other"))
+            factor = given.take(1, "other")
+            if not isinstance(factor, int | float) or isinstance(factor, bool):
+                raise Refused(_MULTIPLIES)
+            if not factor:
+                raise Refused("a factor of zero, or a division by it")
+            return Scale(float(factor) if function.startswith("mul") else 1.0 / factor)
         case "avg_pool1d" | "avg_pool2d" | "avg_pool3d":
             return _average(given, before, after)
         case "adaptive_avg_pool1d" | "adaptive_avg_pool2d" | "adaptive_avg_pool3d":
@@ -186,14 +193,6 @@ def layer_norm(over: Any, eps: float | None, before: Value, one_location: bool) 
     return LayerNorm("channels" if flat else "all", torch.finfo(before.dtype).eps if eps is None else float(eps))
 
 
-def _factor(function: str, factor: Any) -> Call:
-    if not isinstance(factor, int | float) or isinstance(factor, bool):
-        raise Refused(_MULTIPLIES)
-    if not factor:
-        raise Refused("a factor of zero, or a division by it")
-    return Scale(1.0 / factor if function.startswith(("div", "true")) else float(factor))
-
-
 _FIXED: dict[str, dict[str, float]] = {
     "softplus": {"beta": 1, "threshold": 20},
     "elu": {"alpha": 1},
@@ -217,18 +216,6 @@ def _clamp(low: Any, high: Any) -> Call:
             "have a name here"
         )
     return _LIMITS[limits]
-
-
-def _reshaped(before: Value, after: Value) -> Passes:
-    """Locations and channels laid out flat: the kernel keeps them apart until a Linear sums over all of them."""
-    if before.shape == after.shape:
-        return Passes()
-    if after.ndim == 2 and after.shape[0] == before.shape[0] and after.numel == before.numel:
-        return Passes("flattened for the next layer")
-    raise Refused(
-        f"it turns {before.shape[1:]} into {after.shape[1:]}; only flattening everything into one axis keeps channels "
-        "and locations"
-    )
 
 
 _PADS = {"constant": "zeros", "circular": "circular", "reflect": "reflect", "replicate": "replicate"}
@@ -283,22 +270,19 @@ def _adaptive(sizes: tuple[int, ...], outs: tuple[int, ...]) -> Call | Passes:
         return Passes()  # every location is its own average
     if set(outs) == {1}:
         return Mean(sizes)
-    windows = [_window(m, n) for m, n in zip(sizes, outs, strict=True)]
-    if None in windows:
-        raise Refused(
-            f"its windows differ in size where {' × '.join(map(str, sizes))} locations become "
-            f"{' × '.join(map(str, outs))}; use sizes that divide the map, or nn.AvgPool{len(sizes)}d"
-        )
-    k, s = zip(*(w for w in windows if w is not None), strict=True)
+    windows = []  # (size, stride) along each axis
+    for m, n in zip(sizes, outs, strict=True):
+        starts = [i * m // n for i in range(n)]
+        lengths = {-(-(i + 1) * m // n) - start for i, start in enumerate(starts)}
+        steps = {b - a for a, b in pairwise(starts)} or {m}
+        if len(lengths) > 1 or len(steps) > 1 or 0 in steps:
+            raise Refused(
+                f"its windows differ in size where {' × '.join(map(str, sizes))} locations become "
+                f"{' × '.join(map(str, outs))}; use sizes that divide the map, or nn.AvgPool{len(sizes)}d"
+            )
+        windows.append((lengths.pop(), steps.pop()))
+    k, s = zip(*windows, strict=True)
     return AvgPool(compact(k), None if s == k else compact(s))
-
-
-def _window(m: int, n: int) -> tuple[int, int] | None:
-    """(size, stride) of the n equal windows that adaptive pooling lays over m locations, or None."""
-    starts = [i * m // n for i in range(n)]
-    lengths = {-(-(i + 1) * m // n) - start for i, start in enumerate(starts)}
-    steps = {b - a for a, b in pairwise(starts)} or {m}
-    return (lengths.pop(), steps.pop()) if len(lengths) == 1 and len(steps) == 1 and 0 not in steps else None
 
 
 def _mean(dims: Any, keepdim: bool, before: Value) -> Call:
@@ -307,7 +291,7 @@ def _mean(dims: Any, keepdim: bool, before: Value) -> Call:
     axes = [] if dims is None else sorted(d % before.ndim for d in listed)
     sizes = before.shape[2:]
     if not sizes or not axes or axes[0] < 2:
-        raise Refused(_AVERAGES)
+        raise Refused("it averages over images or channels; average over the locations, x.mean((2, 3))")
     if len(axes) == len(sizes):
         return Mean(sizes)
     if not keepdim:

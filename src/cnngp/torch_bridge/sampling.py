@@ -1,4 +1,4 @@
-"""Random weights of finite modules, and the outputs of thousands of them on the same images.
+"""Outputs of finite networks with random weights: of thousands on the same images, and of a user's module, widened.
 
 A batch of modules runs as one, by `torch.vmap` over their weights. Module i draws its weights from the seed (seed, i)
 alone, so the batch changes nothing but the order of rounding.
@@ -6,14 +6,19 @@ alone, so the batch changes nothing but the order of rounding.
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.func import functional_call
+from torch.nn.utils import parametrize
 
+from cnngp.common.arrays import DataError, as_real, to_numpy
 from cnngp.common.errors import is_whole
 from cnngp.gp.linalg import blocks
 from cnngp.network.layers import NetworkError
@@ -63,6 +68,14 @@ class Finite:
             start += p.numel()
         return found
 
+    def fill(self, seed: Seed) -> None:
+        """Draw the weights of the module itself."""
+        device = next(iter(self.drawn.values())).device
+        values = self.weights(draw(self.numbers, seed, device)[None])
+        with torch.no_grad():
+            for name, p in self.drawn.items():
+                p.copy_(values[name][0])
+
 
 def seed_key(seed: Any) -> tuple[int, ...]:
     """A seed as plain integers, or what is wrong with it."""
@@ -85,6 +98,15 @@ def torch_device(device: Any) -> torch.device:
     return found
 
 
+def image_tensor(X: Any, name: str, dtype: Any, device: Any) -> Any:
+    """Images (N, C, …), an array or a tensor of any kind, as a tensor without a gradient."""
+    images = X if isinstance(X, torch.Tensor) else torch.as_tensor(as_real(to_numpy(X, name), name))
+    if images.ndim < 2 or len(images) == 0 or images.is_complex():
+        told = f"shape {tuple(images.shape)} and type {images.dtype}"
+        raise DataError(f"{name} has {told}; expected real images (N, C, …), at least one")
+    return images.detach().to(dtype=dtype, device=device)
+
+
 def draw(numbers: int, seed: Seed, device: Any) -> Any:
     """Standard normal numbers: the same for a seed on one kind of device, whatever else is drawn before or after."""
     sequence = np.random.SeedSequence(seed_key(seed))
@@ -95,15 +117,6 @@ def draw(numbers: int, seed: Seed, device: Any) -> Any:
     card = torch.Generator(device=device)
     card.manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1)))
     return torch.randn(numbers, generator=card, device=device, dtype=torch.float32)
-
-
-def fill(finite: Finite, seed: Seed) -> None:
-    """Draws the weights of the module itself."""
-    device = next(iter(finite.drawn.values())).device
-    values = finite.weights(draw(finite.numbers, seed, device)[None])
-    with torch.no_grad():
-        for name, p in finite.drawn.items():
-            p.copy_(values[name][0])
 
 
 def outputs_of_many(
@@ -143,6 +156,8 @@ def outputs_of_many(
 
 def _sizes(finite: Finite, images: Any, batch: int | None) -> tuple[int, int]:
     """Networks and images at a time: long enough calls, and what is alive at once within the budget."""
+    if batch is not None and batch < 1:
+        raise NetworkError(f"batch={batch}: at least one network at a time")
     kind = images.device.type
     budget, enough = (limits.get(kind, limits["cuda"]) for limits in (_BUDGET, _ENOUGH))
     floats = finite.floats_per_image(images.shape[1:])
@@ -150,6 +165,86 @@ def _sizes(finite: Finite, images: Any, batch: int | None) -> tuple[int, int]:
     rows = max(1, min(len(images), budget // (2 * an_image)))
     useful = 3 * enough // (rows * floats)
     fitting = max(1, min(_MOST, useful, budget // (a_network + rows * an_image)))
-    if batch is not None and batch < 1:
-        raise NetworkError(f"batch={batch}: at least one network at a time")
     return batch or fitting, rows
+
+
+# ---- a user's module at other widths ---------------------------------------------------------------------------------
+
+
+def widen(module: Any, input_shape: tuple[int, ...], channels: int, outputs: int) -> Finite:
+    """A copy of the module whose first layer has `channels`, and the others so many times more as well.
+
+    Its own forward runs, not our reading of it, so `check_limit` shows a mistake of the importer. The channels of the
+    input and the output stay; the redrawn weights are normal with a second moment that keeps E[w²]·fan-in as it was.
+    """
+    copied = copy.deepcopy(module)
+    parts = {name or "the module": part for name, part in copied.named_modules()}
+    traced = trace(module, input_shape)
+    makers = {traced.output.number}  # the output, and the values that it is a plain function of
+    for step in reversed(traced.steps):
+        if step.number in makers and not _width(parts.get(step.name)):
+            makers.update(step.reads)
+    hidden = (_width(parts.get(step.name)) for step in traced.steps if step.number not in makers)
+    factor = channels / next(filter(None, hidden), 1)
+    stds: dict[str, float] = {}
+    carried = {0: (input_shape[0], input_shape[0])}  # channels of each value, as they are and as they become
+    for step in traced.steps:
+        # A value of the input's channels may be added to one of hidden channels, and spreads over these.
+        old, new = max(carried[i] for i in step.reads)
+        part = parts.get(step.name)
+        if width := _width(part):
+            c_out = outputs if step.number in makers else max(1, round(width * factor))
+            _redraw(part, step.module, old, new, c_out, stds)
+            old, new = width, c_out
+        elif old != new and part is not None:
+            _widen_function(part, new)
+        carried[step.number] = old, new
+    finite = Finite(copied, stds, outputs)
+    try:
+        finite.floats_per_image(input_shape)
+    except NetworkError as error:
+        raise NetworkError(
+            f"the module's forward does not run with {channels} channels ({error}); it fixes its widths, so check the "
+            "imported network: check_limit(cnngp.from_torch(module, …), X)"
+        ) from None
+    return finite
+
+
+def _width(part: Any) -> int:
+    """The channels that a layer with random weights makes; 0 for any other module."""
+    if isinstance(part, nn.Linear):
+        return int(part.out_features)
+    return int(part.out_channels) if isinstance(part, nn.modules.conv._ConvNd) else 0
+
+
+def _redraw(part: Any, name: str, old: int, new: int, c_out: int, stds: dict[str, float]) -> None:
+    """Room for new weights, with their standard deviations, where `old` channels in become `new`."""
+    if parametrize.is_parametrized(part):
+        for which in list(part.parametrizations):
+            parametrize.remove_parametrizations(part, which)
+    if isinstance(part, nn.Linear):
+        inputs = part.in_features // old * new  # of each location
+        terms, shape = inputs / part.in_features, (c_out, inputs)
+        part.in_features, part.out_features = inputs, c_out
+    else:
+        terms = new / part.in_channels
+        shape = (*((new, c_out) if part.transposed else (c_out, new)), *part.kernel_size)
+        part.in_channels, part.out_channels = new, c_out
+    for which, size, scale in (("weight", shape, 1.0 / terms), ("bias", (c_out,), 1.0)):
+        tensor = getattr(part, which)
+        if tensor is not None:
+            mean_square = float(tensor.detach().double().square().mean())
+            stds[f"{name}.{which}" if name else which] = math.sqrt(mean_square * scale)
+            setattr(part, which, nn.Parameter(tensor.new_empty(size), requires_grad=False))
+
+
+def _widen_function(part: Any, channels: int) -> None:
+    """A batch norm, a norm or a PReLU on more channels; it is the same for all of them, or it is not imported."""
+    for key in ("weight", "bias", "running_mean", "running_var"):
+        tensor = getattr(part, key, None)
+        if tensor is not None and tensor.numel() > 1:
+            tensor.data = tensor.data[:1].repeat(channels, *(1,) * (tensor.ndim - 1))
+    if isinstance(part, nn.LayerNorm | nn.RMSNorm):
+        part.normalized_shape = (channels, *part.normalized_shape[1:])
+    elif isinstance(part, nn.GroupNorm):
+        part.num_channels = channels
