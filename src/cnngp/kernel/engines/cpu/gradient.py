@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from cnngp.kernel.program.ops import Pixels, Reverse
 from cnngp.kernel.series.packed import Rows
 
-from ..base import Advance
-from ..weights import Gradient, finished, prepared
+from ..base import Advance, Gradient, finished, prepared
 from . import columns as col
 from .machine_code import entry
 from .plan import make_plan, pair_calls, shares_of_variances, variance_calls
