@@ -185,6 +185,7 @@ REFUSED: list[tuple[type[Exception], str, Network, tuple[Any, ...], dict[str, st
     (ValueError, "wrt='pixels' is not 'parameters' or", SMALL, (X4, None, np.ones((4, 4))), {"wrt": "pixels"}),
     (RangeError, "beyond float64; use a smaller G", SMALL, (1e6 * X4[:2], None, np.full((2, 2), 1e308)), {}),
     (NetworkError, r"layers\[1\]: Step\(\) has no gradient", STEP, (np.eye(2), None, np.eye(2)), {}),
+    (NetworkError, "output locations .* a kernel needs one", Conv(3), (X4, None, np.ones((4, 4))), {}),
 ]
 
 

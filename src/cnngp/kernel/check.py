@@ -1,16 +1,15 @@
 """Kernels that check themselves on images of the user's own: an engine against the float64 reference, and a card's
 gradient against the CPU's.
 
-`check` compares two images the first time that a network meets a shape of images on an engine, which takes a fraction
-of a second; the certificate of a fit makes the same comparison (`compare`).
+Two images are compared the first time that a network meets a shape of images on an engine; the certificate of a fit
+makes the same comparison (`compare`).
 
 An engine is off by `documented_bound`: 1e-6 in float32 and 1e-12 in float64. Some networks make more of rounding:
 Step and the ReLU's slope are like a square root at correlation one, Erf and tanh grow steep with the variance, Sin
 and Cos take its exponential. How much more is measured: the reference runs again with every covariance K(x, z) made
-smaller by a unit in the last place after every layer, the way that rounding moves an engine, all at once and in the
-worst direction. Under pools, which add covariances of both signs, it runs a third time with all of them moved down,
-because what is left of such a sum may be less than the rounding of its terms. The largest of these is the bound. An
-engine that is a hundred times further off is wrong.
+smaller by a unit in the last place after every layer, in the worst direction. Under pools, which add covariances of
+both signs, it runs a third time with all of them moved down, because what is left of such a sum may be less than the
+rounding of its terms. The largest of these is the bound. An engine that is a hundred times further off is wrong.
 
 A card's gradient is compared with the CPU's in float64. It is off by 1e-5 in float32 and 1e-10 in float64. A derivative
 is judged by its own size, and a small one by a thousandth of the largest. Some are known less well, such as those by a
@@ -18,8 +17,8 @@ bias of 0 where two patches have correlation one: how much less is measured by h
 is off. What rounding moves goes at worst with the square root of the unit in the last place, which says what to expect
 of float64.
 
-Verdicts are kept as small files of JSON in CNNGP_CACHE or else in the user's cache folder. A verdict is known by the
-network, the shape of the images, the engine and the code, so none outlives a change of any of them.
+Verdicts are kept as small files of JSON in CNNGP_CACHE or else in the user's cache folder, each known by the network,
+the shape of the images, the engine and the code.
 """
 
 from __future__ import annotations
@@ -46,26 +45,21 @@ from cnngp.network.layers import AvgPool, Elementwise, GlobalAvgPool, Network, N
 from cnngp.network.placed import placed
 from cnngp.network.walk import leaves
 
-from .engines.base import Engine, RangeError
+from .engines.base import Engine, Gradient, GradientEngine, RangeError
 from .engines.cpu.machine_code import digest_of, machine_digest
-from .engines.weights import Gradient, GradientEngine
 from .program import Kind
 
 Array = NDArray[np.float64]
 
 FAR = 100.0
 """How many times further off than the bound is wrong."""
-WORK = 4e5
-"""Covariances of two images that the reference may compute, a quarter of a second's work, …"""
-MOST_WORK = 8 * WORK
-"""… and where the network does not fit into so small a part of the images."""
 SIDES = (math.inf, 32, 16, 8, 4, 3, 2, 1)
 """What the sides of the images may be cropped to."""
+TIMES = 16
+"""How many times the affordable locations an image may have where the network does not fit into fewer."""
 LOOKED_AT = 64
 """Of this many images the two with the most to show are taken."""
 
-# What a covariance costs the reference behind an Elementwise, smooth or with kinks, or of a sum, beside a closed form.
-_SMOOTH, _KINKED, _SUM = 1e4, 2e5, 0.1
 _DOCUMENTED, _DOCUMENTED_GRADIENT = {4: 1e-6, 8: 1e-12}, {4: 1e-5, 8: 1e-10}
 # The reference rounds correlations as well: by a unit each in two roots, their product and the quotient.
 _OWN_ROUNDING = 4 * float(np.finfo(np.float64).eps)
@@ -263,42 +257,31 @@ def _cropped(images: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     return np.ascontiguousarray(images[(slice(None), slice(None), *middle)])
 
 
-def is_affordable(network: Network, shape: tuple[int, ...]) -> bool:
-    """Whether the reference takes no more than a few seconds on a few whole images of this shape, (C, …)."""
-    return _work(network, shape) <= WORK
+def is_affordable(network: Network, shape: tuple[int, ...], times: int = 1) -> bool:
+    """Whether the reference takes no more than about a second on two images of this shape, (C, …); or so many times it.
+
+    With pools it computes the covariances of every two locations, and behind an Elementwise each by quadrature.
+    """
+    layers = [layer for _, layer in leaves(as_layer(network))]
+    functions = [layer.fn for layer in layers if isinstance(layer, Elementwise)]
+    most = 1 if any(map(breakpoints, functions)) else 16 if functions else 2**16
+    return math.prod(shape[1:]) <= times * (math.isqrt(most) if reference.has_pools(as_layer(network)) else most)
 
 
 def _affordable(network: Network, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """A part of an image, as large as the reference's time allows, or if the network needs more, as little as it needs.
+    """The part of an image that is compared: the largest affordable one, or if the network needs more, the smallest.
 
     None where that would take far too long.
     """
     smallest = None
     for side in SIDES:
         part = (shape[0], *(int(min(n, side)) for n in shape[1:]))
-        try:
-            smallest = _work(network, part), part
-        except NetworkError:  # too small for a filter, or another number of outputs
-            continue
-        if smallest[0] <= WORK:
-            return part
-    return smallest[1] if smallest is not None and smallest[0] <= MOST_WORK else None
-
-
-def _work(network: Network, shape: tuple[int, ...]) -> float:
-    """The covariances of two images that the reference computes, in closed forms; with pools of every two locations."""
-    layer = as_layer(network)
-    power, total = 2 if reference.has_pools(layer) else 1, 0.0
-    for here in placed(layer, shape[1:]).walk():
-        match here.layer:
-            case Elementwise():
-                cost = _KINKED if breakpoints(here.layer.fn) else _SMOOTH
-            case Nonlinearity():
-                cost = 1.0
-            case _:
-                cost = _SUM
-        total += cost * math.prod(here.before) ** power
-    return total
+        with suppress(NetworkError):  # too small for a filter, or another number of outputs
+            placed(as_layer(network), part[1:])
+            smallest = part
+            if is_affordable(network, part):
+                break
+    return smallest if smallest is not None and is_affordable(network, smallest, TIMES) else None
 
 
 def _report(network: Network) -> str:

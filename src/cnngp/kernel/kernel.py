@@ -19,8 +19,7 @@ from cnngp.network.walk import has_bare_function
 
 from .check import LOOKED_AT, Verdict, check_gradient, remembered
 from .check import check as compared
-from .engines.base import DiagonalEngine, Engine, TangentEngine, check_pixels
-from .engines.weights import GradientEngine, checked_weights
+from .engines.base import DiagonalEngine, Engine, GradientEngine, TangentEngine, check_pixels, checked_weights
 from .making import checked, make_engine, make_gradient
 from .program import Kind, check_slopes
 from .symmetry import SymmetricEngine, Symmetry, check_symmetry
@@ -107,12 +106,11 @@ class Kernel:
 
         `output` asks for a "numpy", "cupy" or "torch" array. A progress bar appears on a terminal after a second.
         """
-        x, z = self._sets(X, Z, output, self.kind)
-        engine = self.engine_for(x.shape[1:])
+        engine, x, z = self._given(X, Z, output, self.kind)
         with progress_bar(_pairs(x, z), "kernel", "pair", wanted=progress) as bar:
             if z is None:
-                return engine.symmetric(_flat(x), output, bar.update)
-            return engine.cross(_flat(x), _flat(z), output, bar.update)
+                return engine.symmetric(x, output, bar.update)
+            return engine.cross(x, z, output, bar.update)
 
     def both(
         self, X: Any, Z: Any = None, *, output: Output = "numpy", progress: bool = True
@@ -130,24 +128,23 @@ class Kernel:
                [0.0796, 0.5   ]], dtype=float32)
         """
         self._refuse_symmetry("both")
-        x, z = self._sets(X, Z, output, "ntk")
-        engine = self.engine_for(x.shape[1:], "ntk")
+        engine, x, z = self._given(X, Z, output, "ntk")
         assert isinstance(engine, TangentEngine)
         with progress_bar(_pairs(x, z), "kernel", "pair", wanted=progress) as bar:
-            return engine.both(_flat(x), None if z is None else _flat(z), output, bar.update)
+            return engine.both(x, z, output, bar.update)
 
-    def _sets(self, X: Any, Z: Any, output: Output, kind: Kind) -> tuple[Any, Any]:
-        """Both sets of images as the engine takes them, in range, with the kernel compared on them."""
+    def _given(self, X: Any, Z: Any, output: Output, kind: Kind) -> tuple[Engine, Any, Any]:
+        """The engine, and both sets of images as it takes them, in range, with the kernel compared on them."""
         check_output(output)
-        x = self._images(X, "X")
+        x, z = self._sets(X, Z)
         engine = self.engine_for(x.shape[1:], kind)
         if self.check:
             self._verify(x, kind)
-        z = self._others(x, Z)
-        if z is not None:
-            engine.diagonal(_flat(x))
-            engine.diagonal(_flat(z))
-        return x, z
+        if z is None:
+            return engine, _flat(x), None
+        for images in (x, z):
+            engine.diagonal(_flat(images))  # refuses what is out of range
+        return engine, _flat(x), _flat(z)
 
     def diag(self, X: Any) -> NDArray[Any]:
         """K(x, x) for each image: the diagonal of `kernel(X)`, at the cost of N images and not N² pairs."""
@@ -180,8 +177,7 @@ class Kernel:
         if self.kind != "nngp":
             raise ValueError("gradient is for the kernel of the Gaussian process; use Kernel(network, kind='nngp')")
         self._refuse_symmetry("gradient")
-        x = self._images(X, "X")
-        z = self._others(x, Z)
+        x, z = self._sets(X, Z)
         if wrt not in ("parameters", "images"):
             raise ValueError(f"Kernel.gradient: wrt={wrt!r} is not 'parameters' or 'images'")
         weights = checked_weights(G, (len(x), len(x if z is None else z)))
@@ -262,13 +258,11 @@ class Kernel:
     def engine_on(self, card: int, input_shape: Sequence[int]) -> Engine:
         """A new engine like that of `engine_for`, on one of several cards."""
         shape = tuple(input_shape)
-        return self._averaged(self._made(shape, self.kind, [card]), shape)
+        made = make_engine(self.network, shape, self.kind, self.device, self.dtype, self.threads, [card])
+        return self._averaged(made, shape)
 
     def _averaged(self, engine: Engine, shape: tuple[int, ...]) -> Engine:
         return engine if self.symmetry is None else SymmetricEngine(engine, self.symmetry, shape)
-
-    def _made(self, shape: tuple[int, ...], kind: Kind, cards: Sequence[int] | None = None) -> Engine:
-        return make_engine(self.network, shape, kind, self.device, self.dtype, self.threads, cards)
 
     def _once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         if key not in self._kept:
@@ -286,7 +280,8 @@ class Kernel:
                 f"a function of {self.network!r} gives other values than when this Kernel was made, and its tables are "
                 "of the old ones; make a new Kernel, and let its functions depend on nothing that changes"
             )
-        engine: Engine = self._once((kind, shape), lambda: self._made(shape, kind))
+        make = partial(make_engine, self.network, shape, kind, self.device, self.dtype, self.threads)
+        engine: Engine = self._once((kind, shape), make)
         return engine
 
     def with_network(self, network: Network, *, dtype: str | None = None, check: bool | None = None) -> Kernel:
@@ -308,12 +303,12 @@ class Kernel:
             self.network, tuple(input_shape), self._asked, self.dtype, self.threads, self.kind, self.check
         )
 
-    def _others(self, x: Any, Z: Any) -> Any:
-        """The second set of images, which must be like the first; None where there is none."""
-        z = None if Z is None else self._images(Z, "Z")
+    def _sets(self, X: Any, Z: Any) -> tuple[Any, Any]:
+        """Both sets of images, of one shape; None for the second where there is none."""
+        x, z = self._images(X, "X"), None if Z is None else self._images(Z, "Z")
         if z is not None and x.shape[1:] != z.shape[1:]:
             raise DataError(f"X holds images of shape {x.shape[1:]} and Z of shape {z.shape[1:]}; they must agree")
-        return z
+        return x, z
 
     def _images(self, X: Any, name: str) -> Any:
         images = as_images(X, np.dtype(self.dtype), name, on_gpu=self.device == "cuda")

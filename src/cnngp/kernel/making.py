@@ -19,8 +19,7 @@ from cnngp.common.errors import is_whole
 from cnngp.network.layers import Layer, Network, NetworkError, Sequential, Sum, as_layer
 from cnngp.network.walk import inside
 
-from .engines.base import Advance, Engine, RangeError, TangentEngine
-from .engines.weights import GradientEngine
+from .engines.base import Advance, Engine, GradientEngine, RangeError, TangentEngine
 from .program import Kind, Program, lower
 from .program.reverse import reverse
 
@@ -118,7 +117,7 @@ Matrices = Callable[[Output, Advance], Sequence[Any]]
 
 def added(X: Any, output: Output, advance: Advance, parts: Sequence[Matrices]) -> list[Any]:
     """The sums of what the parts compute, each where the images X are until the end."""
-    where, told = where_of(X), _shared(advance, len(parts))
+    where, told = where_of(X), scaled(advance, 1, len(parts))
     totals = list(parts[0](where, told))
     for part in parts[1:]:
         for total, more in zip(totals, part(where, told), strict=True):
@@ -137,17 +136,18 @@ def where_of(X: Any) -> Output:
     return "cupy" if kind(X) == "cupy" else "numpy"
 
 
-def _shared(advance: Advance, parts: int) -> Advance:
-    """Progress in entries, told by calls that count each of their `parts`."""
+def scaled(advance: Advance, times: int, of: int) -> Advance:
+    """Progress that is told of `of` pairs where there are `times`."""
     if advance is None:
         return None
-    done = 0
+    seen = said = 0
 
     def tell(pairs: int) -> None:
-        nonlocal done
-        before, done = done // parts, done + pairs
-        if done // parts > before:
-            advance(done // parts - before)
+        nonlocal seen, said
+        seen += pairs
+        if seen * times // of > said:
+            advance(seen * times // of - said)
+            said = seen * times // of
 
     return tell
 

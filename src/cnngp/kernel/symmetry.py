@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from cnngp.common.arrays import DataError, Output, namespace, to_cupy, to_numpy, to_output
 
 from .engines.base import Advance, Engine
-from .making import Matrices, added, where_of, with_diagonal
+from .making import Matrices, added, scaled, where_of, with_diagonal
 
 Symmetry = Literal["flip", "d4"]
 """Left and right alike, or all turns and mirror images of a square."""
@@ -116,17 +117,10 @@ class SymmetricEngine:
         """Entries as in `cross`, of the upper triangle, in stripes of rows from the diagonal on."""
         n, xp = len(X), namespace(X)
         K = xp.empty((n, n), self.dtype)
-        stripes = _stripes(n, _ROWS_ON_A_CARD if "cuda" in self.identity else _ROWS)
-        computed, seen, said = sum((end - first) * (n - first) for first, end in stripes), 0, 0
-
-        def told(pairs: int) -> None:
-            """Of the n (n − 1)/2 pairs of the matrix, the share that was computed."""
-            nonlocal seen, said
-            seen += pairs
-            if advance is not None:
-                advance(seen * (n * (n - 1) // 2) // computed - said)
-            said = seen * (n * (n - 1) // 2) // computed
-
+        rows = _ROWS_ON_A_CARD if "cuda" in self.identity else _ROWS
+        edges = np.linspace(0, n, min(_STRIPES, max(n // rows, 1)) + 1).round().astype(int).tolist()
+        stripes = list(pairwise(edges))
+        told = scaled(advance, n * (n - 1) // 2, sum((end - first) * (n - first) for first, end in stripes))
         for first, end in stripes:
             K[first:end, first:] = self.cross(X[first:end], X[first:], where_of(X), told)
             upper = xp.triu(K[first:end, first:end], 1)
@@ -150,8 +144,3 @@ class SymmetricEngine:
         if "cuda" in self.identity:
             a, b = to_cupy(a), to_cupy(b)
         return to_numpy(self.inner.cross(a, b)).astype(np.float64)
-
-
-def _stripes(n: int, rows: int) -> list[tuple[int, int]]:
-    edges = np.linspace(0, n, min(_STRIPES, max(n // rows, 1)) + 1).round().astype(int)
-    return list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))

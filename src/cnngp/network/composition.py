@@ -73,27 +73,23 @@ def _walk(net: Layer, state: State, place: str) -> tuple[State, int]:
                 paths *= through
             return state, paths
         case Sum():
-            return _walk_sum(net, state, place)
+            paths = 0
+            states = []
+            for where, branch in inside(net, place):
+                after, through = _walk(branch, state, where)
+                if after is State.NON_GAUSSIAN and not net.allow_non_gaussian and len(net.branches) > 1:
+                    raise NetworkError(
+                        f"the branch {branch!r} gives the output of a nonlinearity, so what is summed is not Gaussian; "
+                        "add before the nonlinearity (pre-activation), end the branch in a Conv(...) or Dense(), or "
+                        "pass allow_non_gaussian=True to add kernels where that is not exact",
+                        place,
+                    )
+                paths += through
+                states.append(after)
+            if paths > 1:
+                why = f"{paths} paths without weights lead into this Sum, so its branches are not independent"
+                advice = "keep one Identity() and put a Conv(...) or Dense() on the others"
+                raise NetworkError(f"{why} (x + x has covariance 4K, not 2K); {advice}", place)
+            return max(states, key=[State.GAUSSIAN, State.INPUT, State.NON_GAUSSIAN].index), paths
         case _:
             assert_never(net)
-
-
-def _walk_sum(net: Sum, state: State, place: str) -> tuple[State, int]:
-    paths = 0
-    states = []
-    for where, branch in inside(net, place):
-        after, through = _walk(branch, state, where)
-        if after is State.NON_GAUSSIAN and not net.allow_non_gaussian and len(net.branches) > 1:
-            raise NetworkError(
-                f"the branch {branch!r} gives the output of a nonlinearity, so what is summed is not Gaussian; add "
-                "before the nonlinearity (pre-activation), end the branch in a Conv(...) or Dense(), or pass "
-                "allow_non_gaussian=True to add kernels where that is not exact",
-                place,
-            )
-        paths += through
-        states.append(after)
-    if paths > 1:
-        why = f"{paths} paths without weights lead into this Sum, so its branches are not independent"
-        advice = "keep one Identity() and put a Conv(...) or Dense() on the others"
-        raise NetworkError(f"{why} (x + x has covariance 4K, not 2K); {advice}", place)
-    return next((worst for worst in (State.NON_GAUSSIAN, State.INPUT) if worst in states), State.GAUSSIAN), paths

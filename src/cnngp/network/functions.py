@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .arguments import NetworkError
+from .layers.base import NetworkError
 
 Array = NDArray[np.float64]
 Function = str | Callable[[Any], Any]

@@ -56,8 +56,16 @@ class Placed:
     def cost(self) -> int:
         """Operations per pair of images, for all the sheets that are asked of the layer."""
         match self.layer:
-            case Linear():
-                return self.elements + sum(map(self._sheet_cost, self.along_axes))
+            case Linear():  # one pass an axis for each sheet, the map shrinking on the way
+                cost = self.elements
+                for D in self.along_axes:
+                    for pieces in product(*(axis.pieces(d) for axis, d in zip(self.axes, D, strict=True))):
+                        left = math.prod(piece.sums.size for piece in pieces)
+                        for piece in pieces:
+                            left //= piece.sums.size
+                            cost += piece.sums.taps * left
+                            left *= piece.sums.out_size
+                return cost
             case Nonlinearity() as layer:
                 return layer.operations * self.elements
             case Identity() | Sequential():
@@ -67,22 +75,19 @@ class Placed:
             case _:
                 assert_never(self.layer)
 
-    def _sheet_cost(self, D: Displacement) -> int:
-        """Additions that make one sheet of a linear layer's output: one pass an axis, the map shrinking on the way."""
-        cost = 0
-        for pieces in product(*(axis.pieces(d) for axis, d in zip(self.axes, D, strict=True))):
-            left = math.prod(piece.sums.size for piece in pieces)
-            for piece in pieces:
-                left //= piece.sums.size
-                cost += piece.sums.taps * left
-                left *= piece.sums.out_size
-        return cost
-
     def walk(self) -> Iterator[Placed]:
         """This layer and all inside it; what is inside comes first, in the order of the network."""
         for inner in self.children:
             yield from inner.walk()
         yield self
+
+
+def placed_network(net: Network, input_shape: Sequence[int], place: str = "") -> tuple[int, Placed]:
+    """The channels of the images, and the whole network on them; refuses what is not a Gaussian process."""
+    layer = as_layer(net)
+    channels, spatial = check_input_shape(input_shape)
+    check_network(layer)
+    return channels, placed(layer, spatial, place)
 
 
 def placed(net: Layer, spatial: Spatial, place: str = "") -> Placed:
@@ -189,7 +194,7 @@ class ShapeTable:
 
 
 def shape_table(net: Network, input_shape: Sequence[int]) -> ShapeTable:
-    channels, root = _checked(net, input_shape)
+    channels, root = placed_network(net, input_shape)
     name = f"{channels} channel{'s' if channels > 1 else ''}"
     # The sheets of the input: all that any layer asks of it, each a product over the channels.
     start = Placed("", Identity(), root.before, root.before, wanted=root.asked)
@@ -205,12 +210,5 @@ def shape_table(net: Network, input_shape: Sequence[int]) -> ShapeTable:
 
 def elements_of(net: Network, input_shape: Sequence[int]) -> int:
     """The `elements` of a network's table alone, in a tenth of the table's time."""
-    _, root = _checked(net, input_shape)
+    _, root = placed_network(net, input_shape)
     return sum(here.elements for here in root.walk() if isinstance(here.layer, Nonlinearity))
-
-
-def _checked(net: Network, input_shape: Sequence[int]) -> tuple[int, Placed]:
-    layer = as_layer(net)
-    channels, spatial = check_input_shape(input_shape)
-    check_network(layer)
-    return channels, placed(layer, spatial)

@@ -11,11 +11,6 @@ from collections.abc import Callable, Iterator
 from .layers import Conv, ConvTranspose, Dense, Elementwise, Layer, Nonlinearity, Sequential, Sum
 
 
-def child(place: str, field: str, i: int) -> str:
-    """The place of a layer that stands in another one's field."""
-    return name_of(place, f"{field}[{i}]")
-
-
 def name_of(place: str, field: str) -> str:
     """The name of a field of the layer at a place; of a network that is one layer, the field itself."""
     return f"{place}.{field}" if place else field
@@ -23,13 +18,10 @@ def name_of(place: str, field: str) -> str:
 
 def inside(net: Layer, place: str = "") -> list[tuple[str, Layer]]:
     """The layers that a `Sequential` or a `Sum` is made of, with their places; none of any other layer."""
-    match net:
-        case Sequential():
-            return [(child(place, "layers", i), layer) for i, layer in enumerate(net.layers)]
-        case Sum():
-            return [(child(place, "branches", i), branch) for i, branch in enumerate(net.branches)]
-        case _:
-            return []
+    if not isinstance(net, Sequential | Sum):
+        return []
+    field, parts = ("layers", net.layers) if isinstance(net, Sequential) else ("branches", net.branches)
+    return [(name_of(place, f"{field}[{i}]"), layer) for i, layer in enumerate(parts)]
 
 
 def leaves(net: Layer, place: str = "") -> Iterator[tuple[str, Layer]]:

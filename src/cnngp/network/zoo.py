@@ -164,10 +164,7 @@ def halvings_for(side: int) -> int:
 
 
 def dense_nngp(
-    depth: int = 3,
-    weight_var: float = 2.0,
-    bias_var: float = 0.1,
-    nonlinearity: Literal["relu", "erf"] = "relu",
+    depth: int = 3, weight_var: float = 2.0, bias_var: float = 0.1, nonlinearity: Literal["relu", "erf"] = "relu"
 ) -> Network:
     """A fully connected network with `depth` hidden layers (the NNGP of Lee et al. 2018)."""
     _check_depth("dense_nngp", depth)

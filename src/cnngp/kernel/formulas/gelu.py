@@ -98,9 +98,4 @@ GELU = Family("gelu", 2, value, table, diagonal, slope, slope_diagonal, parts, s
 
 @formula.register
 def _(layer: Layer) -> Formula:
-    return Formula(
-        GELU,
-        level=lambda level: level - 1.0,
-        sign="of K",
-        slope_level=lambda level: -1.0,
-    )
+    return Formula(GELU, level=lambda level: level - 1.0, sign="of K", slope_level=lambda level: -1.0)

@@ -1,7 +1,7 @@
 """The functions that formulas are written in, beside + − · /. Operands are whatever the engine computes with.
 
 On the CPU Numba compiles formulas: there an operand is a vector of pairs, or a float64 number of an image with itself,
-and engines/cpu/rows/elementary.py says what each function becomes. On a card an operand is an `Operand` that writes
+and engines/cpu/rows/forms.py says what each function becomes. On a card an operand is an `Operand` that writes
 itself as CUDA text. Python's own numbers stay numbers, so that a formula can be tried by hand.
 """
 

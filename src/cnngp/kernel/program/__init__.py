@@ -22,17 +22,13 @@ float32.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from cnngp.network.composition import check_network
-from cnngp.network.layers import Network, NetworkError, Sequential, as_layer
-from cnngp.network.placed import Placed, placed
-from cnngp.network.shapes import check_input_shape, shape_text
+from cnngp.network.layers import Network, Sequential
+from cnngp.network.placed import Placed
 
-from .lowering import Builder, Leaf, Lowered, Maps, check_slopes
-from .nodes import Value
+from .lowering import Builder, Leaf, Lowered, Maps, check_slopes, one_location
 from .ops import NOTHING, PIXELS, Activation, Kind, Op, Program, Shape, Tangent, as_shape
 from .scheduling import assign_buffers, fused
 
@@ -49,12 +45,10 @@ def lower(net: Network, input_shape: Sequence[int], kind: Kind = "nngp", place: 
     >>> [(op.place, op.shape, op.out_shape) for op in program.ops]
     [('layers[0]', (1, 28, 28), (1, 28, 28)), ('layers[2]', (1, 28, 28), (1, 1, 1))]
     """
-    layer = as_layer(net)
-    channels, spatial = check_input_shape(input_shape)
-    check_network(layer)
-    root = placed(layer, spatial, place)  # refuses what does not fit, by its place in the network
+    channels, root = one_location(net, input_shape, place)
+    spatial = root.before
     if kind == "ntk":
-        check_slopes(layer, place)
+        check_slopes(root.layer, place)
     builder = Builder(tangents=kind == "ntk")
     end = Maps(builder.new_input(spatial, 1.0 / channels))
     leaves: list[Leaf] = []
@@ -70,7 +64,7 @@ def lower(net: Network, input_shape: Sequence[int], kind: Kind = "nngp", place: 
         theta = replace(K, unit=0.0) if theta is None else builder.plain(theta, root.place)  # without weights Θ is zero
         theta.sheet((0,) * len(K.spatial))  # before K, as everywhere
         ends.append(theta)
-    last = [_only_sheet(value, (channels, *spatial)) for value in ends]
+    last = [value.sheet((0,) * len(value.spatial)) for value in ends]
     ops, buffers, inp, outs = assign_buffers(fused(dict(enumerate(builder.nodes)), *last), *last)
     return Program(
         net, channels, spatial, as_shape(spatial), ops, buffers, inp, outs[0], K.unit, builder.elements,
@@ -86,13 +80,3 @@ def _in_sequence(here: Placed) -> Iterator[Placed]:
             yield from _in_sequence(inner)
     else:
         yield here
-
-
-def _only_sheet(end: Value, input_shape: Sequence[int]) -> int:
-    """The node of the output's one location."""
-    if math.prod(end.spatial) != 1:
-        raise NetworkError(
-            f"the network has {shape_text(end.spatial)} output locations for input {tuple(input_shape)}, but a kernel "
-            "needs one; end it with Dense()"
-        )
-    return end.sheet((0,) * len(end.spatial))

@@ -33,13 +33,14 @@ from cnngp.network.layers import (
     GlobalAvgPool,
     Identity,
     Layer,
+    Network,
     NetworkError,
     Nonlinearity,
     Sequential,
     Sum,
 )
-from cnngp.network.placed import Placed
-from cnngp.network.shapes import Displacement
+from cnngp.network.placed import Placed, placed_network
+from cnngp.network.shapes import Displacement, shape_text
 from cnngp.network.walk import leaves
 
 from .nodes import NodeBuilder, Value, log2_sum
@@ -48,6 +49,17 @@ from .ops import NOTHING, Op, Tangent
 # Images may have K up to 2^100 in the units of its map. Where these are so many times those of T, the unit of T would
 # not hold own · K in float32.
 _MOST_OWN = 2.0**20
+
+
+def one_location(net: Network, input_shape: Sequence[int], place: str = "") -> tuple[int, Placed]:
+    """The channels of the images, and the whole network on them; refuses what has several output locations."""
+    channels, root = placed_network(net, input_shape, place)
+    if math.prod(root.after) != 1:
+        raise NetworkError(
+            f"the network has {shape_text(root.after)} output locations for input {tuple(input_shape)}, but a kernel "
+            "needs one; end it with Dense()"
+        )
+    return channels, root
 
 
 def check_slopes(net: Layer, place: str = "") -> None:
@@ -123,7 +135,8 @@ class Builder(NodeBuilder):
                 return self.lower(here.children[-1], x, into)
             case Sum():
                 total = into
-                for branch in skips_first(here.children):
+                # A bare skip first: what is added to it then costs no operation of its own.
+                for branch in sorted(here.children, key=lambda branch: not _is_skip(branch)):
                     total = self.lower(branch, x, total)
                     total.make()
                 assert total is not None
@@ -209,11 +222,6 @@ class Builder(NodeBuilder):
 def _times(layer: Conv | ConvTranspose | Dense, n: int) -> Conv | ConvTranspose | Dense:
     """The layer whose K is n times as large."""
     return replace(layer, weight_var=n * layer.weight_var, bias_var=n * layer.bias_var)
-
-
-def skips_first(branches: Sequence[Placed]) -> list[Placed]:
-    """The branches of a sum, a bare skip first: what is added to it then costs no operation of its own."""
-    return sorted(branches, key=lambda branch: not _is_skip(branch))
 
 
 def _is_skip(here: Placed) -> bool:

@@ -7,10 +7,8 @@ A layer's result is a `Value`: its sheets (network/shapes.py), each made when it
 is one sheet of displacement zero, the map itself. With pools, asking from the output makes one sheet after the other,
 from the images to the pool that adds it up, so few of them are alive at a time.
 
-Maps are held in units: true value = unit · map. Constants such as the ReLU's 1/2 and the filter's 1/9 become part of
-the unit and cost nothing, and powers of two keep deep networks with large variances inside the range of float32. A
-map's level is log₂ of its size for pixels of order one; it depends on the network alone, so the unit cannot change the
-bits of an entry between batches.
+A map's level is log₂ of its size for pixels of order one; it depends on the network alone, so the unit that is chosen
+by it cannot change the bits of an entry between batches.
 """
 
 from __future__ import annotations
@@ -226,10 +224,10 @@ class _Total:
     def node(self) -> int:
         if self.block == NOTHING:  # no two locations share a weight: the bias alone
             return self._made(NOTHING, self.shape, self.shape, scale=0.0, **self.beginning)
-        if self.total != NOTHING:
-            self._end_block()
-            return self.total
-        return self.block
+        if self.total == NOTHING:
+            return self.block
+        self._end_block()
+        return self.total
 
     def _end_block(self) -> None:
         if self.total == NOTHING:
@@ -271,7 +269,13 @@ def _affine(place: str, level: float, true_scale: float, true_bias: float, into:
         unit = true_scale if true_scale > 0 else 1.0
     else:
         unit, level = into.unit, log2_sum(into.level, level)
-    unit = _checked(_within_headroom(unit, level), level, place)
+    drift = level - log2(unit)
+    if abs(drift) > _HEADROOM and math.isfinite(drift):
+        try:
+            unit = math.ldexp(unit, round(drift))
+        except OverflowError:
+            unit = math.inf
+    unit = _checked(unit, level, place)
     keep = 0.0 if into is None else into.unit / unit
     return _Affine(unit, level, keep, true_scale / unit, true_bias / unit)
 
@@ -289,20 +293,6 @@ def _in_blocks(sums: Sums) -> tuple[Sums, Sums]:
 def _three_sums(sums: tuple[AxisSum, ...]) -> Sums:
     a, b, c = (*(AxisSum.identity(1),) * (3 - len(sums)), *sums)
     return a, b, c
-
-
-# ---- units ---------------------------------------------------------------------------------------------------------
-
-
-def _within_headroom(unit: float, level: float) -> float:
-    """The unit, shifted by a power of two where the typical value would leave the headroom."""
-    drift = level - log2(unit)
-    if abs(drift) <= _HEADROOM or not math.isfinite(drift):
-        return unit
-    try:
-        return math.ldexp(unit, round(drift))
-    except OverflowError:
-        return math.inf  # for `_checked` to name the place
 
 
 def _checked(unit: float, level: float, place: str) -> float:

@@ -25,34 +25,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cnngp.kernel.formulas import RELU_LIKE
-from cnngp.network.composition import check_network
 from cnngp.network.geometry import AxisSum
-from cnngp.network.layers import (
-    AvgPool,
-    GlobalAvgPool,
-    LeakyReLU,
-    Network,
-    NetworkError,
-    NormalizedExp,
-    Rbf,
-    ReLU,
-    as_layer,
-)
-from cnngp.network.placed import placed
-from cnngp.network.shapes import check_input_shape
+from cnngp.network.layers import AvgPool, GlobalAvgPool, LeakyReLU, Network, NetworkError, NormalizedExp, Rbf, ReLU
 from cnngp.network.walk import name_of
 
-from .lowering import Builder, Maps
+from .lowering import Builder, Maps, one_location
 from .ops import NOTHING, PIXELS, Back, Op, Pixels, Program, Reverse, Share, Total, as_shape
 from .scheduling import Steps, fused, readers_of
 
 
 def reverse(net: Network, input_shape: Sequence[int], to_images: bool = False) -> Reverse:
     """The program of a network's gradient on images of one shape; `to_images` goes on to the pixels."""
-    layer = as_layer(net)
-    channels, spatial = check_input_shape(input_shape)
-    check_network(layer)
-    root = placed(layer, spatial)
+    channels, root = one_location(net, input_shape)
+    spatial = root.before
     builder = Builder(every_layer=True)
     end = builder.lower(root, Maps(builder.new_input(spatial, 1.0 / channels))).K
     last = end.sheet((0,) * len(end.spatial))

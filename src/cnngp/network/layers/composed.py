@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
-from ..arguments import NetworkError, check_flag, set_field
 from . import nonlinear
+from .base import Network, NetworkError, check_flag, set_field
 from .linear import AvgPool, Conv, ConvTranspose, Dense, GlobalAvgPool
-from .network import Network
 from .nonlinear import Nonlinearity
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..arguments import (
+from ..geometry import PaddingMode
+from .base import (
     FanIn,
+    Network,
     Padding,
     PerAxis,
     axes_of,
@@ -16,8 +18,6 @@ from ..arguments import (
     set_variances,
     wrong,
 )
-from ..geometry import PaddingMode
-from .network import Network
 
 
 @dataclass(frozen=True, repr=False)

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from ..arguments import set_field, set_real, wrong
-from .network import Network
+from .base import Network, set_field, set_real, wrong
 
 _GAMMAS = (1e-30, 1e30)
 """Beyond these every two different images are alike, or none, and float32 could not hold the product with K."""

@@ -55,7 +55,10 @@ def object_code(function: Function, dtype: str, symbol: str) -> bytes:
     """A function for one precision as an object file, in which its name is `symbol`."""
     from .work import signature
 
-    python = _python_function(function)
+    module, _, name = function.path.rpartition(".")
+    python = getattr(import_module(f".{module}", __package__), name)
+    if function.numbers:
+        python = python(*function.numbers)
     arguments = signature(function.kind, python, dtype)
     result = _Compiler(python, cpu_target, _OPTIONS, {}, compiler.Compiler).compile(arguments, types.void)
     library = result.library
@@ -63,12 +66,6 @@ def object_code(function: Function, dtype: str, symbol: str) -> bytes:
     library.enable_object_caching()
     library.get_pointer_to_function(symbol)
     return bytes(library._get_compiled_object())
-
-
-def _python_function(function: Function) -> Callable[..., Any]:
-    module, _, name = function.path.rpartition(".")
-    found = getattr(import_module(f".{module}", __package__), name)
-    return found(*function.numbers) if function.numbers else found  # type: ignore[no-any-return]
 
 
 def _with_plain_name(library: Any, description: Any, symbol: str) -> Any:

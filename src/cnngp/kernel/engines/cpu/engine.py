@@ -15,10 +15,9 @@ from cnngp.kernel.program import Kind, Program
 from cnngp.kernel.series.packed import Rows
 
 from ..base import Advance
-from .calls import pair_calls, variance_calls
 from .columns import LANES
 from .machine_code import entry
-from .plan import CpuPlan, make_plan
+from .plan import CpuPlan, make_plan, pair_calls, variance_calls
 from .runner import Array, Plans, Runner
 
 # Bytes that a strip's tables may take, and that the maps of one block of rows may take in a core's L2.

@@ -18,12 +18,10 @@ from numpy.typing import NDArray
 from cnngp.kernel.program.ops import Pixels, Reverse
 from cnngp.kernel.series.packed import Rows
 
-from ..base import Advance
-from ..weights import Gradient, finished, prepared
+from ..base import Advance, Gradient, finished, prepared
 from . import columns as col
-from .calls import pair_calls, variance_calls
 from .machine_code import entry
-from .plan import make_plan, shares_of_variances
+from .plan import make_plan, pair_calls, shares_of_variances, variance_calls
 from .runner import LANES64, Array, Plans, Runner
 
 VERSION = 1  # changes with the numbers

@@ -2,7 +2,7 @@
 
 It serves every network, shape and layer, because the inner loops run over lanes, whose number is fixed, and not over
 columns, whose number is not. A map of a group of pairs lives in L2; the rows that a convolution sums, in L1. An
-operation is called through its address (`calls.py`), so each is compiled once, and only when a network needs it.
+operation is called through its address (`plan.py`), so each is compiled once, and only when a network needs it.
 
 A workspace is: POWERS vectors for the rows of a series, a row of zeros that stands for padding, the maps of the images
 that are worked on together, and scratch; for gradients the shares of the images' variances stand behind it.

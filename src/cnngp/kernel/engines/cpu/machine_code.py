@@ -5,10 +5,8 @@ that they need. So nothing here imports it: a function is known by its name, and
 LLVM loads. The functions call each other through their addresses; if they did so directly, LLVM would optimise and
 translate the whole call tree again for every function in it.
 
-Functions are put together from many files: rows are inlined into operations, which share tables and their layout with
-the plan. Code from before a change in any of these files would read new tables in the old way. So the name of a file
-carries a digest of all sources that it may have been made from; when a file is written, those with another are removed.
-
+The name of a file carries a digest of all sources that it may have been made from, because rows are inlined into
+operations, which share tables and their layout with the plan; when a file is written, those with another are removed.
 Machine code is run as it is found, and one wrong bit in a constant would be a wrong kernel. So each file has a
 checksum, over its name too; what does not match is compiled again.
 """
@@ -71,19 +69,14 @@ def address(function: Function, dtype: str) -> int:
         if symbol not in _loaded:
             file = folder() / f"{symbol}-{machine_digest()}-{sources_digest()}.o"
             code = _read(file)
-            if code is None:
-                code = _compiled(function, dtype, symbol)
+            if code is None:  # a terminal says so: each takes up to a second, and Numba's import another
+                with progress_bar(1, f"compiling for this machine, once: {function}", "function", delay=0.0):
+                    from .compiling import object_code
+
+                    code = bytes(object_code(function, dtype, symbol))
                 _keep(file, code)
             _loaded[symbol] = _link(code, symbol)
         return int(_loaded[symbol][symbol])
-
-
-def _compiled(function: Function, dtype: str, symbol: str) -> bytes:
-    """Object code of a function. A terminal says so before it begins: each takes up to a second, and Numba another."""
-    with progress_bar(1, f"compiling for this machine, once: {function}", "function", delay=0.0):
-        from .compiling import object_code
-
-        return bytes(object_code(function, dtype, symbol))
 
 
 _lock = threading.Lock()

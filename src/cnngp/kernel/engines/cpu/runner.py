@@ -51,26 +51,6 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of its parent's threads
 
 
-def run_tasks(task: Callable[[Any], int | None], items: Iterable[Any], threads: int, advance: Advance = None) -> None:
-    """Run a task per item on the process's one pool of that many threads, which concurrent calls share.
-
-    A task returns the number of pairs that it has done, for `advance`.
-    """
-    items, told = list(items), advance or (lambda pairs: None)
-    if threads == 1 or len(items) == 1:
-        for item in items:
-            told(task(item) or 0)
-        return
-    futures = [_pool(threads).submit(task, item) for item in items]
-    try:
-        for future in futures:
-            told(future.result() or 0)
-    finally:  # after an error or Ctrl-C: drop what has not begun, wait for what has
-        for future in futures:
-            future.cancel()
-        wait(futures)
-
-
 class Variances(NamedTuple):
     """Of images with themselves: K(x, x) and Θ(x, x), zeros where there is none, (N,) each; and the largest variance at
     each nonlinearity in buffer units, (N, activations).
@@ -118,7 +98,23 @@ class Runner:
         self._local = threading.local()
 
     def each(self, task: Callable[[Any], int | None], items: Iterable[Any], advance: Advance = None) -> None:
-        run_tasks(task, items, self.threads, advance)
+        """Run a task per item on the process's one pool of that many threads, which concurrent calls share.
+
+        A task returns the number of pairs that it has done, for `advance`.
+        """
+        items, told = list(items), advance or (lambda pairs: None)
+        if self.threads == 1 or len(items) == 1:
+            for item in items:
+                told(task(item) or 0)
+            return
+        futures = [_pool(self.threads).submit(task, item) for item in items]
+        try:
+            for future in futures:
+                told(future.result() or 0)
+        finally:  # after an error or Ctrl-C: drop what has not begun, wait for what has
+            for future in futures:
+                future.cancel()
+            wait(futures)
 
     def variances(self, x: Array) -> Variances:
         found = np.zeros((2, len(x)))

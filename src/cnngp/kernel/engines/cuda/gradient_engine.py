@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from cnngp.common.tiles import Grid, Tell, Tile, share
 from cnngp.kernel.program.ops import Back, Reverse
 
-from ..base import Advance
-from ..weights import Gradient, finished, prepared
+from ..base import Advance, Gradient, finished, prepared
 from .card import Bands, Card
 from .cuda_source import CudaSource, generate_gradient
 from .engine import CardEngine

@@ -1,1 +1,1 @@
-"""Operations on whole maps: `box.py` for any shape, `window.py` and `both.py` faster for windows of neighbours."""
+"""Operations on whole maps: `box.py` for any shape, `window.py` faster for windows of neighbours, and `backward.py`."""

@@ -17,10 +17,10 @@ from numba.extending import intrinsic
 
 from .. import columns as col
 from ..compiling import inlined
-from ..rows.elementary import relu_value
+from ..rows.forms import relu_value
 from ..simd import Vec, constant, constant_of, lanes, load, store
 from ..work import call_row, factors, image_at, write
-from .relu import next_operation, relu_entries, relu_row, relu_rows
+from .box import next_operation, relu_entries, relu_row, relu_rows
 
 
 @inlined
