@@ -91,7 +91,7 @@ class Card:
         """
         n, m = weights.shape
         one_set = shares[0] is shares[1]
-        launch = self._launcher("pairs", n if one_set else min(n, m))
+        launch = self._launcher("phase", n if one_set else min(n, m))
         before, behind = (first, second, weights, np.int32(n), np.int32(m)), (np.int32(one_set), *shares, sums)
         return lambda phase: launch(*before, np.int32(phase), *behind)
 

@@ -104,10 +104,11 @@ def generate(
             path = "dense"
         else:
             path = "warp" if warp_kernel.fits(program, real) else "walk"
-    layout, cycles = TableLayout.of(program, rows), None
+    terms = {at: each.count for at, each in rows.items()}
+    layout, cycles = TableLayout.of(program, terms), None
     match path:
         case "warp":
-            layout = TableLayout.of(program, rows, vector, warp_kernel.fold_from(program))
+            layout = TableLayout.of(program, terms, vector, warp_kernel.fold_from(program))
             text, pairs = warp_kernel.KernelWriter(program, layout, real).kernel(shared_limit, launch_shape)
             data = ProgramData(program, layout, rows)
         case "dense":
@@ -120,7 +121,7 @@ def generate(
             if segments is None:
                 raise ValueError("this network is not a chain of segments and pools that path='sheets' runs")
             cycles = segments.cycles
-            layout = with_second(program, TableLayout.of(program, rows, vector, align=sheet_kernel.LINE // 16), cycles)
+            layout = with_second(program, TableLayout.of(program, terms, vector, align=sheet_kernel.LINE // 16), cycles)
             data = ProgramData(program, layout, rows)
             text, pairs = sheet_kernel.sheet_kernel(data, segments, real, shared_limit, launch_shape)
     return _source(path, real, data, text, {"pairs": pairs}, shared_limit, cycles)
@@ -134,8 +135,12 @@ def generate_gradient(
 ) -> CudaSource:
     """The CUDA source of a gradient; arguments as those of `generate`."""
     real, rows = _real(dtype), series or {}
-    data = ProgramData(reverse.program, TableLayout.of(reverse.program, rows, terms=2), rows, reverse)
-    return _source("walk", real, data, *gradient_kernels(data, real, shared_limit), shared_limit)
+    # Room for all terms of a series and their derivatives, whatever the images need: the text stays.
+    terms = {at: 2 * sum(map(len, each.every)) for at, each in rows.items()}
+    data = ProgramData(reverse.program, TableLayout.of(reverse.program, terms), rows, reverse)
+    pairs, launch = pairs_kernel(data, real, shared_limit)
+    text, launches = gradient_kernels(data, real, shared_limit)
+    return _source("walk", real, data, pairs + text, {"pairs": launch, **launches}, shared_limit)
 
 
 def _source(

@@ -1,7 +1,6 @@
 """The GPU engine: compiles a program's CUDA at run time and runs tiles of the kernel matrix on every card there is.
 
-cuda_source.py writes the code, and card.py compiles and launches it; `CardEngine` is what this and the engine of
-gradients have in common.
+cuda_source.py writes the code, and card.py compiles and launches it.
 """
 
 from __future__ import annotations
@@ -33,25 +32,30 @@ MAX_TILE = 16384
 LAUNCH_ELEMENTS = {"warp": 8e11, "dense": 2e11, "sheets": 6e11, "walk": 1e10}
 
 
-class CardEngine:
-    """Runs one program on the cards: cards with code, variances of images, sides of tiles.
+class CudaEngine:
+    """Runs one program on the cards. See `Engine` for what it offers.
 
-    `write` is `generate` for series of some lengths and so much shared memory; `devices` names the cards, by default
-    all; `tile` the side of a tile, by default what memory and time suggest.
+    `devices` names the cards, by default all; `tile` is the side of a tile, by default what memory and time suggest.
+    `path` and `launch_shape` override the choices of `generate`, for tests and measurements. `write` stands in its
+    place: it gives the source for series of some lengths and so much shared memory.
     """
+
+    name = "cuda"
 
     def __init__(
         self,
         program: Program,
         dtype: str,
-        name: str,
-        write: Callable[..., CudaSource],
-        devices: Sequence[int] | None,
-        tile: int | None,
+        devices: Sequence[int] | None = None,
+        tile: int | None = None,
+        path: Path | None = None,
+        launch_shape: tuple[int, int, int, int] | None = None,
+        write: Callable[..., CudaSource] | None = None,
     ) -> None:
         device = require_card().cuda.Device
-        self.program, self.dtype = program, np.dtype(dtype)
-        self._write, self._tile = write, tile
+        self.program, self.dtype, self._tile = program, np.dtype(dtype), tile
+        self._write = write or partial(generate, program, dtype, path, launch_shape=launch_shape)
+        self._elements = sum(math.prod(op.shape) for op in program.ops if op.activation is not None)
         self._series = SeriesTables(program, self.dtype)
         self._devices = list(range(card_count()) if devices is None else devices)
         self._shared_limit = min(int(device(k).attributes["MaxSharedMemoryPerBlockOptin"]) for k in self._devices)
@@ -59,7 +63,7 @@ class CardEngine:
         self.source = self.cards()[0].source
         kind = device(self._devices[0]).compute_capability
         text = hashlib.sha256(self.source.content + self._series.panels.tobytes()).hexdigest()
-        self.identity = f"{name}-{VERSION}-{self.dtype.name}-sm{kind}-{text[:16]}"
+        self.identity = f"{self.name}-{VERSION}-{self.dtype.name}-sm{kind}-{text[:16]}"
 
     def cards(self, peaks: NDArray[np.float64] | None = None) -> list[Card]:
         """The cards, with code for these variances: an Elementwise's series is as long as they need, and no longer."""
@@ -94,20 +98,22 @@ class CardEngine:
         largest = np.concatenate(peaks)
         return found, check_range(self.program, self.dtype, self._series, largest, found["nngp"], found.get("ntk"))
 
-    def _needs(self, source: CudaSource) -> tuple[float, float, float]:
-        """The largest side of a tile that time suggests, and bytes that an image of a tile takes, and a pair."""
-        raise NotImplementedError
-
-    def _side(self, card: Card, images: int, reserved: int = 0, matrices: int = 1) -> int:
+    def _side(self, card: Card, images: int, matrices: int = 1, reserved: int = 0) -> int:
         """The side of a tile of some matrices: all images, unless memory or time speaks against it.
 
         So many entries are `reserved` for the results.
         """
+        item, data = self.dtype.itemsize, card.source.data
+        most = min(MAX_TILE, math.sqrt(LAUNCH_ELEMENTS[card.source.path] / max(1, self._elements)))
+        # Two bands of rows and the images of one; of each matrix four tiles: two in flight, each with its mirror image.
+        band = item * (2 * data.layout.row + data.pixels) + 8 * (data.sites + 2)
+        return self._side_for(card, images, most, band, 4 * item * matrices, reserved * item)
+
+    def _side_for(self, card: Card, images: int, most: float, band: float, entry: float, reserved: int = 0) -> int:
+        """The side of tiles that take `band` bytes an image and `entry` bytes a pair, and are no larger than `most`."""
         if self._tile is not None:
             return self._tile
-        most, band, entry = self._needs(card.source)
-        entry *= matrices
-        budget = MEMORY_SHARE * (card.free_bytes() - card.fixed_bytes() - reserved * self.dtype.itemsize)
+        budget = MEMORY_SHARE * (card.free_bytes() - card.fixed_bytes() - reserved)
         by_memory = (math.sqrt(band * band + 4 * entry * max(0.0, budget)) - band) / (2 * entry)
         side = int(min(most, by_memory))
         if side < 1:
@@ -116,26 +122,6 @@ class CardEngine:
             )
         pieces = -(-images // side)
         return -(-images // pieces) if pieces > 1 else images
-
-
-class CudaEngine(CardEngine):
-    """Runs one program on the cards. See `Engine` for what it offers.
-
-    `path` and `launch_shape` override the choices of `generate`, for tests and measurements.
-    """
-
-    def __init__(
-        self,
-        program: Program,
-        dtype: str,
-        devices: Sequence[int] | None = None,
-        tile: int | None = None,
-        path: Path | None = None,
-        launch_shape: tuple[int, int, int, int] | None = None,
-    ) -> None:
-        write = partial(generate, program, dtype, path, launch_shape=launch_shape)
-        super().__init__(program, dtype, "cuda", write, devices, tile)
-        self._elements = sum(math.prod(op.shape) for op in program.ops if op.activation is not None)
 
     def cross(self, X: Any, Z: Any, output: Output = "numpy", advance: Advance = None) -> Any:
         return self._matrices(X, Z, (self.program.kind,), output, advance)[0]
@@ -159,7 +145,7 @@ class CudaEngine(CardEngine):
         xp: Any = np if on_host else cupy
         with cards[0].current():
             entries = len(X) * len(second) * len(kinds)
-            side = self._side(cards[0], max(len(X), len(second)), entries * (not on_host), len(kinds))
+            side = self._side(cards[0], max(len(X), len(second)), len(kinds), entries * (not on_host))
             out = {kind: xp.empty((len(X), len(second)), self.dtype) for kind in kinds}
         grid = Grid((len(X), len(second)), (side, side), symmetric=Z is None)
         places = [out.get(kind) for kind in KINDS[: len(KINDS) if self.program.kind == "ntk" else 1]]
@@ -170,12 +156,6 @@ class CudaEngine(CardEngine):
             if not on_host:
                 cupy.cuda.get_current_stream().synchronize()
         return [to_output(out[kind], output) for kind in kinds]
-
-    def _needs(self, source: CudaSource) -> tuple[float, float, float]:
-        item, data = self.dtype.itemsize, source.data
-        most = min(MAX_TILE, math.sqrt(LAUNCH_ELEMENTS[source.path] / max(1, self._elements)))
-        # Two bands of rows and the images of one; of each matrix four tiles: two in flight, each with its mirror image.
-        return most, item * (2 * data.layout.row + data.pixels) + 8 * (data.sites + 2), 4 * item
 
 
 class Job:

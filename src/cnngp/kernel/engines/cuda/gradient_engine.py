@@ -23,8 +23,8 @@ from cnngp.kernel.program.ops import Back, Reverse
 from ..base import Advance
 from ..weights import Gradient, finished, prepared
 from .card import Bands, Card
-from .cuda_source import CudaSource, generate_gradient
-from .engine import CardEngine
+from .cuda_source import generate_gradient
+from .engine import CudaEngine
 
 MAX_TILE = 1024
 # Map elements that are worked on between two reports of progress, about a second's work.
@@ -33,14 +33,17 @@ REPORT_ELEMENTS = 2e9
 Array = NDArray[np.float64]
 
 
-class CudaGradient(CardEngine):
-    """Gradients of one network on the cards, as `GradientEngine` gives them."""
+class CudaGradient(CudaEngine):
+    """Gradients of one network on the cards, as `GradientEngine` gives them; and matrices, as slowly as gradients, but
+    from the same code, which is not compiled anew for other variances.
+    """
+
+    name = "cuda-gradient"
 
     def __init__(
         self, reverse: Reverse, dtype: str, devices: Sequence[int] | None = None, tile: int | None = None
     ) -> None:
-        write = partial(generate_gradient, reverse, dtype)
-        super().__init__(reverse.program, dtype, "cuda-gradient", write, devices, tile)
+        super().__init__(reverse.program, dtype, devices, tile, write=partial(generate_gradient, reverse, dtype))
         elements = sum(math.prod(s.shape) for s in reverse.steps if isinstance(s, Back))
         self._pairs_a_report = max(1, int(REPORT_ELEMENTS / max(1, elements)))
 
@@ -48,10 +51,13 @@ class CudaGradient(CardEngine):
         """Σ G ∂K/∂θ; without Z, of the matrix of X with both triangles and its diagonal."""
         second = X if Z is None else Z
         cards = self._cards_for(X, second)
-        backward = cards[0].source.backward
+        data, backward, item = cards[0].source.data, cards[0].source.backward, self.dtype.itemsize
         weights, diagonal, exponent = prepared(G, Z is None)
         with cards[0].current():
-            side = self._side(cards[0], max(len(X), len(second)))
+            # Of the images of both sides pixels, a table row, shares, sums and gradients; and the tile's weights.
+            row = data.pixels + data.layout.row + backward.entries
+            band = 2 * (item * row + 8 * (2 * backward.slots + backward.pixels + 2))
+            side = self._side_for(cards[0], max(len(X), len(second)), MAX_TILE, band, item)
         todo = list(Grid((len(X), len(second)), (side, side), Z is None))
         sums, of_x = np.zeros(backward.slots), np.zeros((len(X), backward.pixels))
         of_z = of_x if Z is None else np.zeros((len(Z), backward.pixels))
@@ -75,12 +81,6 @@ class CudaGradient(CardEngine):
         if not backward.pixels:
             return finished(self.program, shares, None, None, exponent)
         return finished(self.program, shares, of_x, None if Z is None else of_z, exponent)
-
-    def _needs(self, source: CudaSource) -> tuple[float, float, float]:
-        data, backward, item = source.data, source.backward, self.dtype.itemsize
-        row = data.pixels + data.layout.row + backward.entries
-        # Of the images of both sides pixels, a table row, shares, sums and gradients; and the tile's weights.
-        return MAX_TILE, 2 * (item * row + 8 * (2 * backward.slots + backward.pixels + 2)), item
 
     def _parts(self, bands: Bands, tile: Tile, weights: Array, seeds: Array, tell: Tell) -> list[Array]:
         """What a tile gives to the sums, to the pixels of its row images and to those of its column images, if others.

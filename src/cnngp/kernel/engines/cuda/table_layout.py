@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cnngp.kernel.program import Program, Shape
-from cnngp.kernel.series.packed import Rows
 
 from .formula_text.device_functions import text_of
 
@@ -66,13 +65,12 @@ class TableLayout:
     def of(
         cls,
         program: Program,
-        series: Mapping[int, Rows],
+        series: Mapping[int, int],
         vector: int = 1,
         fold: int = 0,
         align: int = 1,
-        terms: int = 1,
     ) -> TableLayout:
-        """`terms`: the numbers that are kept for each term of a series, which an Elementwise has at its site."""
+        """`series`: how many numbers an Elementwise keeps at its site for the terms of its series."""
         end = 0
 
         def site(count: int, shape: Shape) -> Site:
@@ -85,6 +83,5 @@ class TableLayout:
             return here
 
         pixels = site(program.channels, program.shape)
-        counts = {at: terms * rows.count for at, rows in series.items()}
-        sites = {a.site: site(text_of(a.layer).planes + counts.get(a.site, 0), a.shape) for a in program.activations}
+        sites = {a.site: site(text_of(a.layer).planes + series.get(a.site, 0), a.shape) for a in program.activations}
         return cls(vector, pixels, sites, -(-end // vector) * vector, fold, align)

@@ -12,7 +12,7 @@ from .formula_writer import Text
 # derivative by x, and the sums with s A_j'(s) of either image. What is not asked for is left out.
 PAIR = """\
 struct Terms { const real* at; long long plane; };
-// shifts[j] is log2 of the step in power to row j.
+// log2 of the step in power to row j is shifts[-1 - j] of the even rows and shifts[j] of the odd ones.
 template <bool SLOPE, bool SHARES>
 __device__ Parts series(real K, Terms a, Terms b, int even, int odd, const unsigned char* shifts)
 {
@@ -25,7 +25,7 @@ __device__ Parts series(real K, Terms a, Terms b, int even, int odd, const unsig
         real total = 0, slope = 0, first = 0, second = 0, power = x, its_slope = 1;
         int known = 0;  // power is x^(2^known)
         for (int j = count - 1; j >= 0; j--) {
-            const int step = j + 1 < count ? shifts[start + j + 1] : 0;
+            const int step = j + 1 < count ? shifts[parity ? j + 1 : -2 - j] : 0;
             if (step != known) {
                 power = x;
                 its_slope = 1;
@@ -112,7 +112,7 @@ __device__ double series_variance_slope(double s, const double* packed, int even
     double total = 0.0;
     int k = 0;
     for (int j = 0; j < even + odd; j++) {
-        k = j == even ? 1 : j == 0 ? 0 : k + (2 << shifts[j]);
+        k = j == even ? 1 : j == 0 ? 0 : k + (2 << shifts[j < even ? -1 - j : j - even]);
         const double A = series_row(here, s, j, even).value;
         total += k * A * A;
     }

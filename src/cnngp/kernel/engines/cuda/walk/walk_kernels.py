@@ -1,12 +1,13 @@
 """The kernels that walk through a program: a block of threads owns an image, or a pair of images, at a time.
 
     tables       images alone: the variance recursion, for every program
-    pairs        pairs, where no faster kernel fits; of a gradient forwards and backwards, in the working precision
+    pairs        pairs, where no faster kernel fits, and beside a gradient
+    phase        a gradient's pairs, forwards and backwards, in the working precision
     self_pairs   a gradient's images with themselves, in float64: from the shares of their variances to the sums
 
 A pair of a gradient adds to sums over all pairs, and to the shares of its two images' variances. So that no two blocks
-add to the same image at a time, a launch of `pairs` takes pairs in which every image stands once at most: a `phase`. An
-image's shares are added up in the order of the phases, and so are the sums, of which every pair of a phase has its own.
+add to the same image at a time, a launch takes pairs in which every image stands once at most: a `phase`. An image's
+shares are added up in the order of the phases, and so are the sums, of which every pair of a phase has its own.
 That makes results the same in every run, on any number of blocks.
 
 An image meets itself at equal places, where the maps are the variances and join what they got from pairs, and below a
@@ -139,12 +140,12 @@ template <class R> __device__ __forceinline__ double collected(const R* parts)
     for (int w = 0; w < blockDim.x / 32; w++) total += (double)parts[w];
     return total;
 }}
-// A phase of n x m pairs with their weights: of two sets i + phase = j or the other way round, of one set
-// i + j = phase, each modulo the number of images. Sums of the pair that stands at r in the phase are added to row r of
-// `all_sums`.
+// A phase of n x m pairs with their weights: of two sets i + number = j or the other way round, of one set
+// i + j = number, each modulo the number of images. Sums of the pair that stands at r in the phase are added to row r
+// of `all_sums`.
 extern "C" __global__ void __launch_bounds__({pairs.threads})
-pairs(const real* __restrict__ first, const real* __restrict__ second, const real* __restrict__ weights, int n, int m,
-      int phase, int one_set, real* shares1, real* shares2, double* __restrict__ all_sums,
+phase(const real* __restrict__ first, const real* __restrict__ second, const real* __restrict__ weights, int n, int m,
+      int number, int one_set, real* shares1, real* shares2, double* __restrict__ all_sums,
       {GIVEN_TEXT})
 {{
     __shared__ real all_parts[2][64];
@@ -152,9 +153,9 @@ pairs(const real* __restrict__ first, const real* __restrict__ second, const rea
     const int count = one_set ? n : min(n, m);
     for (int r = blockIdx.x; r < count; r += gridDim.x) {{
         long long i = r, j = r;
-        if (one_set) j = phase >= r ? phase - r : phase - r + n;
-        else if (n <= m) j = r + phase < m ? r + phase : r + phase - m;
-        else i = r + phase < n ? r + phase : r + phase - n;
+        if (one_set) j = number >= r ? number - r : number - r + n;
+        else if (n <= m) j = r + number < m ? r + number : r + number - m;
+        else i = r + number < n ? r + number : r + number - n;
         if (one_set && j <= i) continue;
         const real weight = weights[i * m + j];
         if (weight == 0) continue;
@@ -197,7 +198,7 @@ self_pairs(const real* __restrict__ rows, const double* __restrict__ seeds, cons
     }}
 }}
 """
-    return text, {"pairs": pairs, "self_pairs": self_pairs}
+    return text, {"phase": pairs, "self_pairs": self_pairs}
 
 
 def _backward(data: ProgramData, real: str, own: bool) -> str:
