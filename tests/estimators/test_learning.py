@@ -410,8 +410,8 @@ def test_a_card_compiles_once_whatever_the_variances(network: Network, monkeypat
     monkeypatch.setattr(fake_cards, "compiled", compiled)
     monkeypatch.setattr(kernel_module, "as_images", on_host)
     kernels = (Kernel(network, device, "float64") for device in ("cpu", "cuda"))
-    problems = (Problem(kernel, X[:12], Y[:12], "likelihood", 0, "ml", None) for kernel in kernels)
-    cpu, card = (module.learned(problem, Learning("likelihood", starts=2, steps=4), seed=0) for problem in problems)
+    problems = (Problem(kernel, X[:8], Y[:8], "likelihood", 0, "ml", None) for kernel in kernels)
+    cpu, card = (module.learned(problem, Learning("likelihood", starts=2, steps=3), seed=0) for problem in problems)
     assert card.network != network
     assert len(texts) > len(card.path) > 5
     assert len(set(texts)) == 1

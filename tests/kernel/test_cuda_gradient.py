@@ -28,10 +28,10 @@ from cnngp import (
 )
 from cnngp.common.devices import EngineError
 from cnngp.kernel.engines.cpu.gradient import CpuGradient
-from cnngp.kernel.engines.cuda import gradient_engine
+from cnngp.kernel.engines.cuda import engine as cuda
 from cnngp.kernel.engines.cuda.card import Card
 from cnngp.kernel.engines.cuda.cuda_source import generate_gradient
-from cnngp.kernel.engines.cuda.gradient_engine import CudaGradient
+from cnngp.kernel.engines.cuda.engine import CudaGradient
 from cnngp.kernel.engines.cuda.kernel_frame import SHARED_LIMIT
 from cnngp.kernel.program.reverse import reverse
 from cnngp.network import Network  # fmt: skip
@@ -217,7 +217,7 @@ def test_memory_decides_on_the_tiles(cards: MakeCards) -> None:
 def test_progress_counts_every_pair_and_no_weights_are_no_work(
     cards: MakeCards, m: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gradient_engine, "REPORT_ELEMENTS", 1.0)
+    monkeypatch.setattr(cuda, "REPORT_ELEMENTS", 1.0)
     X, Z = random_images(6), None if m is None else random_images(m, seed=1)
     made, G = cards(), np.zeros((6, m or 6))
     engine = CudaGradient(reverse(SMALL, X.shape[1:]), "float32", tile=3)

@@ -12,7 +12,7 @@ import pytest
 from cnngp import GELU, Abs, AvgPool, Conv, Dense, GlobalAvgPool, Kernel, LeakyReLU, ReLU, Sequential, WrongKernelError
 from cnngp.kernel import check
 from cnngp.kernel import kernel as kernel_module
-from cnngp.kernel.engines.cuda.gradient_engine import CudaGradient
+from cnngp.kernel.engines.cuda.engine import CudaGradient
 from cnngp.kernel.engines.weights import Gradient
 from cnngp.network import Network
 from helpers import adjoint

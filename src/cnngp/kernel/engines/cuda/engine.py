@@ -1,12 +1,19 @@
-"""The GPU engine: compiles a program's CUDA at run time and runs tiles of the kernel matrix on every card there is.
+"""The GPU engines: matrices, and gradients, in tiles on every card there is.
 
 cuda_source.py writes the code, and card.py compiles and launches it.
+
+Of a gradient a tile's pairs give to the variances of its images, and the images with themselves take that on to the
+parameters. All of it is linear in G, so every tile is complete by itself; what it gives is added up on the host in the
+order of the tiles, whichever card had them. Numbers are the same in every run, as long as there is memory for the same
+tiles.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -18,18 +25,24 @@ from cnngp.common.arrays import Output, to_output
 from cnngp.common.devices import EngineError, card_count, require_card
 from cnngp.common.tiles import Grid, Tell, Tile, share
 from cnngp.kernel.program import Kind, Program
+from cnngp.kernel.program.ops import Back, Reverse
 from cnngp.kernel.series.packed import Rows, SeriesTables
 
 from ..base import Advance, check_range
+from ..weights import Gradient, finished, prepared
 from .card import MEMORY_SHARE, NEVER, Bands, Card
-from .cuda_source import CudaSource, Path, generate
+from .cuda_source import CudaSource, Path, generate, generate_gradient
 
 VERSION = 3
 KINDS: tuple[Kind, ...] = ("nngp", "ntk")
 """Order in which results stand side by side."""
-MAX_TILE = 16384
+MAX_TILE, MAX_GRADIENT_TILE = 16384, 1024
 # Map elements that one launch may compute, so that it takes about a second and progress can be shown.
 LAUNCH_ELEMENTS = {"warp": 8e11, "dense": 2e11, "sheets": 6e11, "walk": 1e10}
+# Those that gradients work on between two reports of progress, about a second's work.
+REPORT_ELEMENTS = 2e9
+
+Array = NDArray[np.float64]
 
 
 class CudaEngine:
@@ -65,7 +78,7 @@ class CudaEngine:
         text = hashlib.sha256(self.source.content + self._series.panels.tobytes()).hexdigest()
         self.identity = f"{self.name}-{VERSION}-{self.dtype.name}-sm{kind}-{text[:16]}"
 
-    def cards(self, peaks: NDArray[np.float64] | None = None) -> list[Card]:
+    def cards(self, peaks: Array | None = None) -> list[Card]:
         """The cards, with code for these variances: an Elementwise's series is as long as they need, and no longer."""
         rows = self._series.rows(peaks)
         key = tuple(rows.values())
@@ -74,17 +87,16 @@ class CudaEngine:
             self._cards[key] = [Card(k, source, self._series.panels) for k in self._devices]
         return self._cards[key]
 
-    def _cards_for(self, *sets: Any) -> list[Card]:
+    def _cards_for(self, X: Any, Z: Any) -> list[Card]:
         """The cards with code for the variances of these images."""
-        if not self._series.sites:
-            return self.cards()
-        return self.cards(np.max([self._diagonals(X)[1] for X in sets], axis=0))
+        sets = [X] if Z is None else [X, Z]
+        return self.cards(np.max([self._diagonals(x)[1] for x in sets], axis=0) if self._series.sites else None)
 
-    def diagonal(self, X: Any) -> NDArray[np.float64]:
+    def diagonal(self, X: Any) -> Array:
         """The kernel of each image with itself, in float64. Raises `RangeError`."""
         return self._diagonals(X)[0][self.program.kind]
 
-    def _diagonals(self, X: Any) -> tuple[dict[Kind, NDArray[np.float64]], NDArray[np.float64]]:
+    def _diagonals(self, X: Any) -> tuple[dict[Kind, Array], Array]:
         """K(x, x) and perhaps Θ(x, x), and the largest variance of all images at each nonlinearity."""
         card = self.cards()[0]
         with card.current():
@@ -135,7 +147,7 @@ class CudaEngine:
 
     def _matrices(self, X: Any, Z: Any | None, kinds: Sequence[Kind], output: Output, advance: Advance) -> list[Any]:
         """The matrices of these kinds, from one pass over the pairs; of one set of images where Z is None."""
-        diagonals: dict[Kind, NDArray[np.float64]] = {}
+        diagonals: dict[Kind, Array] = {}
         if Z is None:
             diagonals, peaks = self._diagonals(X)
             cards = self.cards(peaks)
@@ -224,3 +236,99 @@ class Job:
         else:
             event.synchronize()
         tell(tile.pairs)
+
+
+class CudaGradient(CudaEngine):
+    """Gradients of one network on the cards, as `GradientEngine` gives them; and matrices, as slowly as gradients, but
+    from the same code, which is not compiled anew for other variances.
+    """
+
+    name = "cuda-gradient"
+
+    def __init__(
+        self, reverse: Reverse, dtype: str, devices: Sequence[int] | None = None, tile: int | None = None
+    ) -> None:
+        super().__init__(reverse.program, dtype, devices, tile, write=partial(generate_gradient, reverse, dtype))
+        elements = sum(math.prod(s.shape) for s in reverse.steps if isinstance(s, Back))
+        self._pairs_a_report = max(1, int(REPORT_ELEMENTS / max(1, elements)))
+
+    def gradient(self, X: Any, Z: Any | None, G: Array, advance: Advance = None) -> Gradient:
+        """Σ G ∂K/∂θ; without Z, of the matrix of X with both triangles and its diagonal."""
+        second = X if Z is None else Z
+        cards = self._cards_for(X, Z)
+        data, backward, item = cards[0].source.data, cards[0].source.backward, self.dtype.itemsize
+        weights, diagonal, exponent = prepared(G, Z is None)
+        with cards[0].current():
+            # Of the images of both sides pixels, a table row, shares, sums and gradients; and the tile's weights.
+            row = data.pixels + data.layout.row + backward.entries
+            band = 2 * (item * row + 8 * (2 * backward.slots + backward.pixels + 2))
+            side = self._side_for(cards[0], max(len(X), len(second)), MAX_GRADIENT_TILE, band, item)
+        todo = list(Grid((len(X), len(second)), (side, side), Z is None))
+        sums, of_x = np.zeros(backward.slots), np.zeros((len(X), backward.pixels))
+        of_z = of_x if Z is None else np.zeros((len(Z), backward.pixels))
+        found = _InOrder(todo)
+
+        def run(card: Card, tiles: Iterable[Tile], tell: Tell) -> None:
+            bands = Bands(card, X, second, side)
+            with card.current():
+                card.xp.cuda.get_current_stream().synchronize()  # inputs may come from work in flight
+                for tile in tiles:
+                    seeds = diagonal[tile.rows] * tile.on_diagonal
+                    parts = self._parts(bands, tile, weights[tile.rows, tile.columns], seeds, tell)
+                    found.add(tile, list(zip((sums, of_x[tile.rows], of_z[tile.columns]), parts, strict=False)))
+
+        share(cards, todo, run, advance)
+        shares = [
+            (name, factor * float(value))
+            for parts, value in zip(backward.shares, sums, strict=False)  # one sum is there in any case
+            for name, factor in parts
+        ]
+        pixels = (of_x, None if Z is None else of_z) if backward.pixels else (None, None)
+        return finished(self.program, shares, pixels[0], pixels[1], exponent)
+
+    def _parts(self, bands: Bands, tile: Tile, weights: Array, seeds: Array, tell: Tell) -> list[Array]:
+        """What a tile gives to the sums, to the pixels of its row images and to those of its column images, if others.
+
+        `seeds` are the weights of its row images with themselves.
+        """
+        if not weights.any() and not seeds.any():
+            tell(tile.pairs)
+            return []
+        card, xp, (n, m) = bands.card, bands.card.xp, tile.shape
+        backward = card.source.backward
+        first, second = bands.of(tile)
+        sets = (first,) if tile.on_diagonal else (first, second)
+        shares = [xp.zeros((len(rows), backward.entries), card.dtype) for rows in sets]
+        sums = xp.zeros((n if tile.on_diagonal else min(n, m), backward.slots), np.float64)
+        on_card = xp.asarray(np.ascontiguousarray(weights, card.dtype))
+        launch = card.phases(first, second, on_card, (shares[0], shares[-1]), sums)
+        waiting = 0
+        for phase in range(max(n, m)):
+            launch(phase)
+            # Of one set of images half of a phase, without the pairs of an image with itself.
+            waiting += (n - (n % 2 or phase % 2 == 0)) // 2 if tile.on_diagonal else min(n, m)
+            if waiting >= self._pairs_a_report:
+                xp.cuda.get_current_stream().synchronize()
+                tell(waiting)
+                waiting = 0
+        own = [card.self_pairs(*part) for part in zip(sets, (seeds, np.zeros(m)), shares, strict=False)]
+        total = sum((part.get().sum(axis=0) for part, _ in own), sums.get().sum(axis=0))
+        tell(waiting)
+        return [total, *(pixels.get() for _, pixels in own)]
+
+
+class _InOrder:
+    """Adds up what tiles give, in their order: what comes early waits for the tiles before it."""
+
+    def __init__(self, tiles: Sequence[Tile]) -> None:
+        self._waiting = deque(tiles)
+        self._early: dict[Tile, list[tuple[Array, Array]]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, tile: Tile, parts: list[tuple[Array, Array]]) -> None:
+        """Parts of a tile, each with the total that it belongs to."""
+        with self._lock:
+            self._early[tile] = parts
+            while self._waiting and self._waiting[0] in self._early:
+                for total, part in self._early.pop(self._waiting.popleft()):
+                    total += part

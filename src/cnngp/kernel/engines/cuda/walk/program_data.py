@@ -22,7 +22,7 @@ from cnngp.kernel.series.packed import Rows
 from cnngp.network.geometry import AxisSum
 from cnngp.network.layers import Nonlinearity
 
-from ..table_layout import TableLayout
+from ..kernel_frame import TableLayout
 
 OPERATION, BACKWARD, TOTAL, TO_PIXELS = range(4)
 """The kinds of steps. All but the first are those of gradients: see program/steps.py."""
@@ -76,9 +76,11 @@ class ProgramData:
         self.tangents = program.theta is not None
         self.pixels = program.channels * math.prod(program.shape)
         self.sites = max(1, len(program.activations))
-        ops = program.ops if reverse is None else (*reverse.steps, *[_nothing(reverse)] * reverse.spare)
-        self.forwards = len(ops) if reverse is None else reverse.forwards
+        ops, self.forwards = program.ops, len(program.ops)
         """The steps that come before all backward steps."""
+        if reverse is not None:  # as many steps whatever the parameters: those that are spare do nothing
+            spare = Op("", NOTHING, reverse.seed, (0, 1, 1), (0, 1, 1))
+            ops, self.forwards = (*reverse.steps, *[spare] * reverse.spare), reverse.forwards
         if program.input is not None:  # the product of the two images is an operation like the others
             product = Op("", PIXELS, program.input, program.shape, program.shape)
             ops, self.forwards = (product, *ops), self.forwards + 1
@@ -108,10 +110,13 @@ class ProgramData:
         """Places of the nonlinearities' numbers in the float64 table of one image."""
         self.temporary = 1
         self.numbered = [self._ints(op) for op in ops]
+        self.layers = list(self._formulas.values())
+        """The formulas that operations take: of a nonlinearity, or of its slope."""
         self.size = end + 2 * self.temporary
         self._every_pass = [one for sums in self._passes for one in sums]
         steps = [list(numbers.values()) for numbers in self.numbered]
-        parts: list[Sequence[Sequence[int]]] = [steps, self._every_pass, [self._lists], self._copies()]
+        copies = [self._copy(number, at) for number, at in {PIXELS: 0, **self.own}.items()]
+        parts: list[Sequence[Sequence[int]]] = [steps, self._every_pass, [self._lists], copies]
         self.passes_at, self.lists_at, self.copies_at, _ = accumulate(sum(map(len, part)) for part in parts)
         self.ints = np.array([n for part in parts for numbers in part for n in numbers], np.int32)
         factors = [_reals(op) for op in ops]
@@ -205,21 +210,12 @@ class ProgramData:
             found.append(Pass(s.size, s.out_size, math.prod(shape[axis + 1 :]), math.prod(shape), *where))
         return tuple(found)
 
-    def _copies(self) -> list[Copy]:
-        """Copies of the pixels, then of each nonlinearity's numbers."""
-        layout, places = self.layout, {PIXELS: 0, **self.own}
-        found = []
-        for number, at in places.items():
-            site = layout.input if number == PIXELS else layout.sites[number]
-            size, width, pitch = math.prod(site.shape), site.shape[2], layout.pitch(layout.held(site.shape)[2])
-            second = layout.second.get(number, 0)
-            found.append(Copy(at, site.planes, size, width, pitch, site.offset, site.plane, second))
-        return found
-
-    @property
-    def layers(self) -> list[tuple[Nonlinearity, bool]]:
-        """The formulas that operations take: of a nonlinearity, or of its slope."""
-        return list(self._formulas.values())
+    def _copy(self, number: int, at: int) -> Copy:
+        """The copy of the pixels, or of a nonlinearity's numbers."""
+        layout = self.layout
+        site = layout.input if number == PIXELS else layout.sites[number]
+        size, width, pitch = math.prod(site.shape), site.shape[2], layout.pitch(layout.held(site.shape)[2])
+        return Copy(at, site.planes, size, width, pitch, site.offset, site.plane, layout.second.get(number, 0))
 
     @property
     def known_passes(self) -> list[tuple[Pass, list[int]]]:
@@ -231,11 +227,6 @@ class ProgramData:
                 work[one] += one.results * max(one.k, 1)
         most = [one for one, _ in work.most_common(MOST_KNOWN)]
         return [(one, [n for n, other in enumerate(passes) if other == one]) for one in most]
-
-
-def _nothing(reverse: Reverse) -> Op:
-    """A step that does nothing, for there to be as many whatever the parameters."""
-    return Op("", NOTHING, reverse.seed, (0, 1, 1), (0, 1, 1))
 
 
 class BackwardData:

@@ -16,25 +16,20 @@ pool at two places.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from ..kernel_frame import THETA_ARGUMENTS, Launch, stores
+from ..kernel_frame import THETA_ARGUMENTS, Launch, TableLayout, stores
 from .program_data import BACKWARD, TO_PIXELS, TOTAL, ProgramData
 from .program_walk import GIVEN_TEXT, memory, walk
 
 
-def tables_kernel(data: ProgramData, shared_limit: int, cycles: Mapping[int, int] | None = None) -> tuple[str, Launch]:
-    """X (N, channels, locations) → table rows, the largest variance at each nonlinearity, K(x, x) and Θ(x, x).
-
-    `cycles` are those of a `Chain` whose rows have a second part.
-    """
+def tables_kernel(data: ProgramData, shared_limit: int) -> tuple[str, Launch]:
+    """X (N, channels, locations) → table rows, the largest variance at each nonlinearity, K(x, x) and Θ(x, x)."""
     place, launch = memory(data, "double", shared_limit, own=True)
     results = "".join(
         f"\n        if (threadIdx.x == 0) diagonal[{k} * (long long)n + i] = numbers[{data.units_at + k}] * mem[{end}];"
         for k, end in enumerate(data.ends)
     )
     text = f"""
-{_copy_planes(data, cycles)}
+{_copy_planes(data.layout)}
 extern "C" __global__ void tables(const real* __restrict__ X, real* __restrict__ rows, double* __restrict__ all_peaks,
                                   double* __restrict__ diagonal, int n, {GIVEN_TEXT})
 {{
@@ -55,17 +50,17 @@ extern "C" __global__ void tables(const real* __restrict__ X, real* __restrict__
     return text, launch
 
 
-def _copy_planes(data: ProgramData, cycles: Mapping[int, int] | None) -> str:
+def _copy_planes(layout: TableLayout) -> str:
     """The function that writes planes of numbers to a table row."""
-    v = data.layout.vector
+    v = layout.vector
     slot = f"(r / {v} * copy.pitch + c) * {v} + r % {v}" if v > 1 else "at"
     fold = ""
-    if data.layout.fold:
+    if layout.fold:
         fold = "\n        if (copy.pitch < copy.width) { r = 2 * r + c % 2; c /= 2; }  // a lane holds two columns"
     again = ""
-    if cycles is not None:
+    if layout.second:
         # Where maps have fewer rows than the shifts, those that are missing are read but count nothing.
-        cycle = "".join(f"height == {n} ? {c} : " for n, c in cycles.items()) + "height"
+        cycle = "".join(f"height == {n} ? {c} : " for n, c in layout.cycles.items()) + "height"
         r = f"(g % groups * {v} + g / groups + k) % cycle"
         again = f"""
     // The second image's: once for each remainder of a shift by {v}, so that any {v} rows are read at once.
@@ -73,7 +68,7 @@ def _copy_planes(data: ProgramData, cycles: Mapping[int, int] | None) -> str:
     const int groups = (cycle - 1) / {v} + (height + {v - 1}) / {v}, whole = {v} * groups * copy.width * {v};
     for (int e = threadIdx.x; e < copy.planes * whole; e += blockDim.x) {{
         const int p = e / whole, at = e - p * whole, k = at % {v}, c = at / {v} % copy.width;
-        const int g = at / ({v} * copy.width), r = {f"min({r}, height - 1)" if cycles else r};
+        const int g = at / ({v} * copy.width), r = {f"min({r}, height - 1)" if layout.cycles else r};
         row[copy.twice + e] = (real)from[p * copy.size + r * copy.width + c];
     }}"""
     return f"""\
