@@ -39,7 +39,11 @@ from cnngp.estimators.learning import Problem, groups_of, moved
 from cnngp.estimators.training_images import balanced
 from cnngp.gp.checks import MatrixError
 from cnngp.gp.exact import ExactGP
-from cnngp.network import Network
+from cnngp.kernel import kernel as kernel_module
+from cnngp.network import Network  # fmt: skip
+from helpers import fake_cards
+from helpers.cuda_on_cpu import needs_compiler
+from helpers.fake_cards import Cards
 
 DATA = datasets.digits().take(60, 80)
 X, Y = DATA.X[:, :, ::2, ::2], 2.0 * np.eye(10)[DATA.y] - 1.0
@@ -379,3 +383,38 @@ def test_what_cannot_be_is_one_line() -> None:
             GPRegressor(BIASED, device="cpu", learn=QUICK).fit(X, size * DATA.y)
     with pytest.raises(MatrixError, match="noise='loo' needs an eigendecomposition, which solver='cg' never makes"):
         fitted(solver="cg", noise="loo")
+
+
+# ---- on a card -------------------------------------------------------------------------------------------------------
+
+CURVES = Sequential(
+    *(Conv(3, bias_var=0.1), Sum(Identity(), Sequential(LeakyReLU(0.2), Conv(2, bias_var=0.1))), LeakyReLU(0.2)),
+    *(Conv(2), Elementwise("tanh"), Dense(bias_var=0.2)),
+)
+
+
+@needs_compiler
+@pytest.mark.parametrize("network", [BIASED, CURVES], ids=["ReLU", "slopes and series"])
+def test_a_card_compiles_once_whatever_the_variances(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And finds what the CPU finds: every loss on the way to within 1e-6."""
+    Cards().install(monkeypatch)
+    texts: list[str] = []
+
+    def compiled(text: str, *rest: Any, honest: Any = fake_cards.compiled) -> Any:
+        texts.append(text)
+        return honest(text, *rest)
+
+    def on_host(*given: Any, honest: Any = kernel_module.as_images, **_: Any) -> Any:
+        return honest(*given)  # what is on a fake card is written late, and checks of images read it at once
+
+    monkeypatch.setattr(fake_cards, "compiled", compiled)
+    monkeypatch.setattr(kernel_module, "as_images", on_host)
+    kernels = (Kernel(network, device, "float64") for device in ("cpu", "cuda"))
+    problems = (Problem(kernel, X[:8], Y[:8], "likelihood", 0, "ml", None) for kernel in kernels)
+    cpu, card = (module.learned(problem, Learning("likelihood", starts=2, steps=3), seed=0) for problem in problems)
+    assert card.network != network
+    assert len(texts) > len(card.path) > 5
+    assert len(set(texts)) == 1
+    assert [start for start, _ in card.path] == [start for start, _ in cpu.path]
+    np.testing.assert_allclose([loss for _, loss in card.path], [loss for _, loss in cpu.path], rtol=0, atol=1e-6)
+    assert card.network.parameters() == pytest.approx(cpu.network.parameters(), rel=1e-3)

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from cnngp import from_json
-from cnngp.kernel.engines.cuda import gradient_engine
+from cnngp.kernel.engines.cuda import engine as cuda
 from cnngp.kernel.program.reverse import reverse
 from cnngp.network import Network
 from helpers.fake_cards import Cards
@@ -48,7 +48,7 @@ def watched(
 
 
 def _main(net: str, X: Any, G: Any, shared: int, line: str, without: str) -> dict[str, float]:
-    honest = gradient_engine.generate_gradient
+    honest = cuda.generate_gradient
 
     def changed(*arguments: Any, **options: Any) -> Any:
         source = honest(*arguments, **options)
@@ -57,9 +57,9 @@ def _main(net: str, X: Any, G: Any, shared: int, line: str, without: str) -> dic
 
     with pytest.MonkeyPatch.context() as patch:
         Cards(shared=shared, sanitized=True).install(patch)
-        patch.setattr(gradient_engine, "generate_gradient", changed)
+        patch.setattr(cuda, "generate_gradient", changed)
         images = np.array(X, np.float32)
-        engine = gradient_engine.CudaGradient(reverse(from_json(net), images.shape[1:], to_images=True), "float32")
+        engine = cuda.CudaGradient(reverse(from_json(net), images.shape[1:], to_images=True), "float32")
         return engine.gradient(images.reshape(*images.shape[:2], -1), None, np.array(G)).parameters
 
 

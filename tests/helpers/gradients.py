@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cnngp import AvgPool, Conv, Dense, Elementwise, Identity, Sequential, Sum
-from cnngp.kernel.engines.cuda.gradient_engine import CudaGradient
+from cnngp.kernel.engines.cuda.engine import CudaGradient
 from cnngp.kernel.program.reverse import reverse
 from cnngp.network import Network
 from helpers.kernels import random_images

@@ -10,13 +10,28 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from cnngp import GELU, AvgPool, Conv, Dense, Elementwise, Erf, GlobalAvgPool, Kernel, LeakyReLU, ReLU, Sequential, zoo
+from cnngp import (
+    GELU,
+    AvgPool,
+    Conv,
+    Dense,
+    Elementwise,
+    Erf,
+    GlobalAvgPool,
+    Identity,
+    Kernel,
+    LeakyReLU,
+    ReLU,
+    Sequential,
+    Sum,
+    zoo,
+)
 from cnngp.common.devices import EngineError
 from cnngp.kernel.engines.cpu.gradient import CpuGradient
-from cnngp.kernel.engines.cuda import gradient_engine
+from cnngp.kernel.engines.cuda import engine as cuda
 from cnngp.kernel.engines.cuda.card import Card
 from cnngp.kernel.engines.cuda.cuda_source import generate_gradient
-from cnngp.kernel.engines.cuda.gradient_engine import CudaGradient
+from cnngp.kernel.engines.cuda.engine import CudaGradient
 from cnngp.kernel.engines.cuda.kernel_frame import SHARED_LIMIT
 from cnngp.kernel.program.reverse import reverse
 from cnngp.network import Network  # fmt: skip
@@ -202,7 +217,7 @@ def test_memory_decides_on_the_tiles(cards: MakeCards) -> None:
 def test_progress_counts_every_pair_and_no_weights_are_no_work(
     cards: MakeCards, m: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gradient_engine, "REPORT_ELEMENTS", 1.0)
+    monkeypatch.setattr(cuda, "REPORT_ELEMENTS", 1.0)
     X, Z = random_images(6), None if m is None else random_images(m, seed=1)
     made, G = cards(), np.zeros((6, m or 6))
     engine = CudaGradient(reverse(SMALL, X.shape[1:]), "float32", tile=3)
@@ -216,6 +231,24 @@ def test_progress_counts_every_pair_and_no_weights_are_no_work(
 
 
 # ---- the text --------------------------------------------------------------------------------------------------------
+
+SLOPES = Sequential(Conv(3), Sum(Identity(), Sequential(LeakyReLU(0.2), Conv(3))), LeakyReLU(0.2), AvgPool(2), Dense())
+
+
+@pytest.mark.parametrize("net", [zoo.resnet(8), zoo.residual_cnn(), SLOPES], ids=["ResNet", "residual", "slopes"])
+def test_the_text_is_the_same_whatever_the_parameters(net: Network) -> None:
+    """Also where they move units: 2^10 times as large, block by block, and every second one."""
+    values, texts, units = net.parameters(), set(), set()
+    for times in ([1.0, 1.0], [1024.0, 1024.0], [1e-3, 1e3], [1.1, 1.2]):
+        changed = {
+            name: times[i % 2] * (value or 0.1) if name.endswith("_var") else (0.2 + times[i % 2] / 1e4) * value
+            for i, (name, value) in enumerate(values.items())
+        }
+        found = reverse(net.with_parameters(changed), (1, 8, 8))
+        units.add(len(found.steps))
+        texts.add(generate_gradient(found, "float32").text)
+    assert len(texts) == 1
+    assert (len(units) > 1) == (net == zoo.residual_cnn())
 
 
 def test_sums_of_sheets_are_few() -> None:
@@ -232,7 +265,7 @@ def test_the_sums_of_warps_fit_into_shared_memory_besides_the_maps() -> None:
     found = reverse(SMALL, (2, 9, 10))
     source = generate_gradient(found, "float32")
     assert "__shared__ double all_parts[2][64];" in source.body
-    for name in ("pairs", "self_pairs"):
+    for name in ("phase", "self_pairs"):
         size = source.launches[name].shared
         assert size > 0
         for limit, fits in ((size, 0), (size + 2 * 64 * 8, size)):

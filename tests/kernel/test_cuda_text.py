@@ -19,8 +19,7 @@ from cnngp.common.devices import EngineError, has_card
 from cnngp.kernel.engines.cuda.cuda_source import CudaSource, generate, generate_gradient
 from cnngp.kernel.engines.cuda.engine import CudaEngine
 from cnngp.kernel.engines.cuda.registers import in_registers
-from cnngp.kernel.engines.cuda.sheets.sheet_chain import Shifts, chain
-from cnngp.kernel.engines.cuda.sheets.sheet_maps import runs
+from cnngp.kernel.engines.cuda.sheets.sheet_chain import Shifts, chain, runs
 from cnngp.kernel.engines.cuda.warp.warp_kernel import fold_from
 from cnngp.kernel.program import Kind, lower
 from cnngp.kernel.program.reverse import reverse

@@ -13,7 +13,7 @@ from cnngp import GELU, Abs, AvgPool, Conv, Dense, GlobalAvgPool, Kernel, LeakyR
 from cnngp.kernel import check
 from cnngp.kernel import kernel as kernel_module
 from cnngp.kernel.engines.base import Gradient
-from cnngp.kernel.engines.cuda.gradient_engine import CudaGradient
+from cnngp.kernel.engines.cuda.engine import CudaGradient
 from cnngp.network import Network
 from helpers import adjoint
 from helpers.cuda_on_cpu import needs_compiler

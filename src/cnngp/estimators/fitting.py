@@ -138,8 +138,7 @@ def _learned(
     rows = balanced(targets.Y, asked.images, seed, groups)
     given = kernel_of(recipe, images, request.make)
     X = to_numpy(given.terms[0].once(images.at(rows)).array)
-    # On the CPU: a card would compile the kernel of each network of the search anew.
-    kernel = Kernel(recipe.main.network, "cpu", given.dtype, given.main.threads)
+    kernel = Kernel(recipe.main.network, given.main.device, given.dtype, given.main.threads)
     noise = request.noise_rule(False)
     problem = Problem(kernel, X, targets.Y[rows], asked.rule, noise, request.amplitude, targets.slopes)
     found = learned(problem, asked, seed)

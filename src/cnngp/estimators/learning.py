@@ -180,7 +180,7 @@ def moved(values: Values, groups: Sequence[Group], log_factors: Array) -> Values
 
 
 class Problem:
-    """Images and targets, and what a network's variances are judged by; `kernel` runs on the CPU.
+    """Images and targets, and what a network's variances are judged by.
 
     The noise is counted in units of the mean k(x, x), so that a factor of the kernel changes nothing; one that the
     caller gave as a positive number stands in the kernel's units, and stays as it is.
@@ -206,12 +206,18 @@ class Problem:
         self.scale_counts = self.given_noise is not None or not isinstance(amplitude, str)
         """Whether a factor of the kernel changes the loss."""
 
-    def of(self, values: Values, dtype: str | None = None) -> Kernel:
+    def of(self, values: Values) -> Kernel:
         """The kernel of the network with other variances; the search asks for too many to check each."""
-        return self.kernel.with_network(self.kernel.network.with_parameters(values), dtype=dtype, check=False)
+        return self.kernel.with_network(self.kernel.network.with_parameters(values), check=False)
 
     def matrix(self, kernel: Kernel) -> Array:
-        return np.asarray(kernel(self.X, progress=False), dtype=np.float64)
+        """K, on a card from the engine of gradients: its code is not compiled anew for other variances."""
+        if kernel.device == "cuda":
+            engine: Any = kernel.gradient_engine(self.X.shape[1:])
+            K = engine.symmetric(self.X.reshape(*self.X.shape[:2], -1))
+        else:
+            K = kernel(self.X, progress=False)
+        return np.asarray(K, dtype=np.float64)
 
     def judge(self, K: Array, log_noise: float) -> Judged:
         """The loss, by a matrix whose diagonal the noise depends on, and by log noise."""
@@ -247,7 +253,9 @@ class Problem:
         """
         X = self.X[np.unique(np.linspace(0, len(self.X) - 1, _IMAGES).astype(int))]
         try:
-            kernel = self.of(values, dtype)
+            # On the CPU, where no code has to be compiled for float64.
+            network = self.kernel.network.with_parameters(values)
+            kernel = Kernel(network, "cpu", dtype, self.kernel.threads, check=False)
             K = np.asarray(kernel(X, progress=False), dtype=np.float64)
         except NetworkError:  # the series of an Elementwise can be too long for float64 only
             if dtype == "float32":

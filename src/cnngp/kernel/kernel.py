@@ -182,8 +182,7 @@ class Kernel:
             raise ValueError(f"Kernel.gradient: wrt={wrt!r} is not 'parameters' or 'images'")
         weights = checked_weights(G, (len(x), len(x if z is None else z)))
         shape, to_images = tuple(x.shape[1:]), wrt == "images"
-        make = partial(make_gradient, self.network, shape, to_images)
-        engine: GradientEngine = self._once((shape, to_images), lambda: make(self.device, self.dtype, self.threads))
+        engine = self.gradient_engine(shape, to_images)
         variances = engine if isinstance(engine, DiagonalEngine) else self.engine_for(shape)
         for images in (x,) if z is None else (x, z):
             variances.diagonal(_flat(images))  # refuses what is out of range
@@ -194,7 +193,8 @@ class Kernel:
                 self.network,
                 (shape, engine.identity),
                 lambda: check_gradient(
-                    self.network, np.dtype(self.dtype), engine, lambda dtype: make("cpu", dtype, self.threads),
+                    self.network, np.dtype(self.dtype), engine,
+                    lambda dtype: make_gradient(self.network, shape, to_images, "cpu", dtype, self.threads),
                     partial(self._images, name="X"), x,
                 ),
             )  # fmt: skip
@@ -260,6 +260,13 @@ class Kernel:
         shape = tuple(input_shape)
         made = make_engine(self.network, shape, self.kind, self.device, self.dtype, self.threads, [card])
         return self._averaged(made, shape)
+
+    def gradient_engine(self, input_shape: Sequence[int], to_images: bool = False) -> GradientEngine:
+        """The engine of gradients, by pixels too where asked for, on images of one shape, made when first asked for."""
+        shape, device, dtype = tuple(input_shape), self.device, self.dtype
+        make = partial(make_gradient, self.network, shape, to_images, device, dtype, self.threads)
+        engine: GradientEngine = self._once((shape, to_images), make)
+        return engine
 
     def _averaged(self, engine: Engine, shape: tuple[int, ...]) -> Engine:
         return engine if self.symmetry is None else SymmetricEngine(engine, self.symmetry, shape)

@@ -103,7 +103,7 @@ def make_gradient(
     program = reverse(network, shape, to_images)
     _check_device(program.program, device)
     if device == "cuda":
-        from .engines.cuda.gradient_engine import CudaGradient
+        from .engines.cuda.engine import CudaGradient
 
         return CudaGradient(program, dtype)
     from .engines.cpu.gradient import CpuGradient

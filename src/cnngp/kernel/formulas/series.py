@@ -3,7 +3,7 @@
     f' = ρ'ρ'' Σ_j k A_j A'_j ρ^(k−1), ρ = Kρ'ρ'' with ρ' = 1/√K₁ and ρ'' = 1/√K₂ in units of the map
 
 The sums run over tables of any length, so the engines have code of their own for them: engines/cpu/rows/series.py and
-engines/cuda/formula_text/series_text.py.
+engines/cuda/formula_text/device_functions.py.
 """
 
 from __future__ import annotations

@@ -239,3 +239,5 @@ class Reverse:
     slots: int
     shares: tuple[Share, ...]
     value: int
+    spare: int
+    """Steps that the same layers may have besides, where other variances change a unit."""

@@ -50,7 +50,8 @@ def reverse(net: Network, input_shape: Sequence[int], to_images: bool = False) -
     program = Program(
         net, channels, spatial, as_shape(spatial), ops, tuple(sizes), start, seed, end.unit, builder.elements
     )
-    return Reverse(program, steps, writer.forwards, seed, writer.slots, tuple(writer.shares), buffers[writer.value])
+    shares, value = tuple(writer.shares), buffers[writer.value]
+    return Reverse(program, steps, writer.forwards, seed, writer.slots, shares, value, writer.spare)
 
 
 def transposed(sums: AxisSum) -> AxisSum:
@@ -72,7 +73,7 @@ class _Writer(Steps):
     def __init__(self, nodes: dict[int, Op], end: int, pools: frozenset[str], to_images: bool) -> None:
         super().__init__(nodes, to_images)
         self.to_images = to_images
-        self.slots = 0
+        self.slots = self.spare = 0
         self.shares: list[Share] = []
         self.readers = readers_of(nodes)
         self.of_pools = {i for i in self.order if nodes[i].place in pools}
@@ -143,8 +144,12 @@ class _Writer(Steps):
         if node.src != NOTHING:
             self._to_source(node, g)
         if node.dst >= 0 and not self._stops(node.dst):
-            if node.dst not in self.slopes and node.keep == 1.0:
-                self.slopes[node.dst] = g  # nothing else reads it any more
+            if node.dst not in self.slopes:  # nothing else reads g any more
+                self.slopes[node.dst] = g
+                if node.keep != 1.0:
+                    step = Op(node.place, g, g, node.out_shape, node.out_shape, scale=node.keep)
+                    self.steps.append(step)
+                self.spare += node.keep == 1.0
             else:
                 dst, keep = self._slope_of(node.dst, math.prod(node.out_shape))
                 self.steps.append(Op(node.place, g, dst, node.out_shape, node.out_shape, None, None, keep, node.keep))

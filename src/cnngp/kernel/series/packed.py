@@ -57,12 +57,16 @@ def check(series: Series, s: ArrayLike, place: str = "") -> None:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one series that some data needs: the first of each parity, and the steps of Horner's rule."""
+    """The rows of one series that some data needs: the first of each parity, and the steps of Horner's rule.
+
+    `every` has the steps of all rows of the series, the even and the odd ones, whatever the data.
+    """
 
     at: int
     even: int
     odd: int
     shifts: tuple[int, ...]
+    every: tuple[tuple[int, ...], tuple[int, ...]]
 
     @property
     def count(self) -> int:
@@ -112,8 +116,9 @@ class SeriesTables:
                 largest = float(np.sqrt(a.unit * peaks[a.site]))
                 panels = np.searchsorted(s.edges[1:-1], largest, side="right") + 1
                 even, odd = (int(n) for n in s.terms_needed[:panels].max(axis=0))
-            shifts = (*s.shifts[:even], *s.shifts[s.even : s.even + odd])
-            chosen[a.site] = Rows(self._at[a.site], even, odd, tuple(int(b) for b in shifts))
+            every = tuple(map(int, s.shifts[: s.even])), tuple(map(int, s.shifts[s.even :]))
+            shifts = every[0][:even] + every[1][:odd]
+            chosen[a.site] = Rows(self._at[a.site], even, odd, shifts, every)
         return chosen
 
 

@@ -91,7 +91,7 @@ class Card:
         """
         n, m = weights.shape
         one_set = shares[0] is shares[1]
-        launch = self._launcher("pairs", n if one_set else min(n, m))
+        launch = self._launcher("phase", n if one_set else min(n, m))
         before, behind = (first, second, weights, np.int32(n), np.int32(m)), (np.int32(one_set), *shares, sums)
         return lambda phase: launch(*before, np.int32(phase), *behind)
 
@@ -138,14 +138,11 @@ class Bands:
     def of(self, tile: Tile) -> tuple[Any, Any]:
         """Table rows of a tile's rows and of its columns, from before where they are kept."""
         keys = (0, tile.rows.start), (int(self.sets[0] is not self.sets[1]), tile.columns.start)
-        first, second = (self._band(key, keys) for key in keys)
-        return first, second
-
-    def _band(self, key: tuple[int, int], used: Sequence[tuple[int, int]]) -> Any:
-        if key not in self._kept:
-            size = self.side * self.card.source.data.layout.row * self.card.dtype.itemsize
-            if size > (1.0 - MEMORY_SHARE) * (self.card.free_bytes() - self.card.fixed_bytes()):
-                self._kept = {k: band for k, band in self._kept.items() if k in used}
-            which, start = key
-            self._kept[key] = self.card.tables(self.sets[which][start : start + self.side])[0]
-        return self._kept[key]
+        card, size = self.card, self.side * self.card.source.data.layout.row * self.card.dtype.itemsize
+        for which, start in keys:
+            if (which, start) in self._kept:
+                continue
+            if size > (1.0 - MEMORY_SHARE) * (card.free_bytes() - card.fixed_bytes()):
+                self._kept = {key: band for key, band in self._kept.items() if key in keys}
+            self._kept[which, start] = card.tables(self.sets[which][start : start + self.side])[0]
+        return self._kept[keys[0]], self._kept[keys[1]]

@@ -26,11 +26,10 @@ from cnngp.kernel.series.packed import Rows
 
 from . import dense_kernel
 from .formula_text.device_functions import PRIMITIVES, formulas
-from .kernel_frame import SHARED_LIMIT, Launch
+from .kernel_frame import SHARED_LIMIT, Launch, TableLayout
 from .sheets import sheet_kernel
 from .sheets.sheet_chain import chain
 from .sheets.sheet_steps import with_second
-from .table_layout import TableLayout
 from .walk.program_data import BackwardData, ProgramData
 from .walk.program_walk import common
 from .walk.walk_kernels import gradient_kernels, pairs_kernel, tables_kernel
@@ -93,37 +92,31 @@ def generate(
     'warp'
     """
     real, rows = _real(dtype), series or {}
-    vector = {"float": 4, "double": 2}[real]
     segments = chain(program) if path in (None, "sheets") else None
     if segments is not None and not sheet_kernel.fits(segments, real):
         segments = None
     if path is None:
         if program.input is None:
             path = "walk" if segments is None else "sheets"
-        elif dense_kernel.fits(program):
-            path = "dense"
         else:
-            path = "warp" if warp_kernel.fits(program, real) else "walk"
-    layout, cycles = TableLayout.of(program, rows), None
+            path = "dense" if dense_kernel.fits(program) else "warp" if warp_kernel.fits(program, real) else "walk"
+    terms, vector = {at: each.count for at, each in rows.items()}, {"float": 4, "double": 2}[real]
     match path:
         case "warp":
-            layout = TableLayout.of(program, rows, vector, warp_kernel.fold_from(program))
+            layout = TableLayout.of(program, terms, vector, warp_kernel.fold_from(program))
             text, pairs = warp_kernel.KernelWriter(program, layout, real).kernel(shared_limit, launch_shape)
             data = ProgramData(program, layout, rows)
-        case "dense":
-            data = ProgramData(program, layout, rows)
-            text, pairs = dense_kernel.dense_kernel(data, real)
-        case "walk":
-            data = ProgramData(program, layout, rows)
-            text, pairs = pairs_kernel(data, real, shared_limit)
         case "sheets":
             if segments is None:
                 raise ValueError("this network is not a chain of segments and pools that path='sheets' runs")
-            cycles = segments.cycles
-            layout = with_second(program, TableLayout.of(program, rows, vector, align=sheet_kernel.LINE // 16), cycles)
-            data = ProgramData(program, layout, rows)
+            layout = TableLayout.of(program, terms, vector, align=sheet_kernel.LINE // 16)
+            data = ProgramData(program, with_second(program, layout, segments.cycles), rows)
             text, pairs = sheet_kernel.sheet_kernel(data, segments, real, shared_limit, launch_shape)
-    return _source(path, real, data, text, {"pairs": pairs}, shared_limit, cycles)
+        case "dense" | "walk":
+            data = ProgramData(program, TableLayout.of(program, terms), rows)
+            dense = path == "dense"
+            text, pairs = dense_kernel.dense_kernel(data, real) if dense else pairs_kernel(data, real, shared_limit)
+    return _source(path, real, data, text, {"pairs": pairs}, shared_limit)
 
 
 def generate_gradient(
@@ -134,23 +127,20 @@ def generate_gradient(
 ) -> CudaSource:
     """The CUDA source of a gradient; arguments as those of `generate`."""
     real, rows = _real(dtype), series or {}
-    data = ProgramData(reverse.program, TableLayout.of(reverse.program, rows, terms=2), rows, reverse)
-    return _source("walk", real, data, *gradient_kernels(data, real, shared_limit), shared_limit)
+    # Room for all terms of a series and their derivatives, whatever the images need: the text stays.
+    terms = {at: 2 * sum(map(len, each.every)) for at, each in rows.items()}
+    data = ProgramData(reverse.program, TableLayout.of(reverse.program, terms), rows, reverse)
+    pairs, launch = pairs_kernel(data, real, shared_limit)
+    text, launches = gradient_kernels(data, real, shared_limit)
+    return _source("walk", real, data, pairs + text, {"pairs": launch, **launches}, shared_limit)
 
 
 def _source(
-    path: Path,
-    real: str,
-    data: ProgramData,
-    kernels: str,
-    launches: dict[str, Launch],
-    shared_limit: int,
-    cycles: Mapping[int, int] | None = None,
+    path: Path, real: str, data: ProgramData, kernels: str, launches: dict[str, Launch], shared_limit: int
 ) -> CudaSource:
     """The parts of a text one after the other: formulas, what kernels share, and the kernels."""
-    gradient = data.backward is not None
-    formula = formulas(real, [layer for layer, _ in data.layers], data.tangents, gradient)
-    tables, launch = tables_kernel(data, shared_limit, cycles)
+    formula = formulas(real, [layer for layer, _ in data.layers], data.tangents, data.backward is not None)
+    tables, launch = tables_kernel(data, shared_limit)
     body = f"#define ALL 0xffffffffu\n\n{formula}\n{common(data, path == 'walk')}\n{tables}{kernels}"
     return CudaSource(path, real, PRIMITIVES[real], body, data, {"tables": launch, **launches})
 

@@ -1,13 +1,19 @@
-"""The GPU engine: compiles a program's CUDA at run time and runs tiles of the kernel matrix on every card there is.
+"""The GPU engines: matrices, and gradients, in tiles on every card there is.
 
-cuda_source.py writes the code, and card.py compiles and launches it; `CardEngine` is what this and the engine of
-gradients have in common.
+cuda_source.py writes the code, and card.py compiles and launches it.
+
+Of a gradient a tile's pairs give to the variances of its images, and the images with themselves take that on to the
+parameters. All of it is linear in G, so every tile is complete by itself; what it gives is added up on the host in the
+order of the tiles, whichever card had them. Numbers are the same in every run, as long as there is memory for the same
+tiles.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -19,39 +25,49 @@ from cnngp.common.arrays import Output, to_output
 from cnngp.common.devices import EngineError, card_count, require_card
 from cnngp.common.tiles import Grid, Tell, Tile, share
 from cnngp.kernel.program import Kind, Program
+from cnngp.kernel.program.ops import Back, Reverse
 from cnngp.kernel.series.packed import Rows, SeriesTables
 
-from ..base import Advance, check_range
+from ..base import Advance, Gradient, check_range, finished, prepared
 from .card import MEMORY_SHARE, NEVER, Bands, Card
-from .cuda_source import CudaSource, Path, generate
+from .cuda_source import CudaSource, Path, generate, generate_gradient
 
 VERSION = 3
 KINDS: tuple[Kind, ...] = ("nngp", "ntk")
 """Order in which results stand side by side."""
-MAX_TILE = 16384
+MAX_TILE, MAX_GRADIENT_TILE = 16384, 1024
 # Map elements that one launch may compute, so that it takes about a second and progress can be shown.
 LAUNCH_ELEMENTS = {"warp": 8e11, "dense": 2e11, "sheets": 6e11, "walk": 1e10}
+# Those that gradients work on between two reports of progress, about a second's work.
+REPORT_ELEMENTS = 2e9
+
+Array = NDArray[np.float64]
 
 
-class CardEngine:
-    """Runs one program on the cards: cards with code, variances of images, sides of tiles.
+class CudaEngine:
+    """Runs one program on the cards. See `Engine` for what it offers.
 
-    `write` is `generate` for series of some lengths and so much shared memory; `devices` names the cards, by default
-    all; `tile` the side of a tile, by default what memory and time suggest.
+    `devices` names the cards, by default all; `tile` is the side of a tile, by default what memory and time suggest.
+    `path` and `launch_shape` override the choices of `generate`, for tests and measurements. `write` stands in its
+    place: it gives the source for series of some lengths and so much shared memory.
     """
+
+    name = "cuda"
 
     def __init__(
         self,
         program: Program,
         dtype: str,
-        name: str,
-        write: Callable[..., CudaSource],
-        devices: Sequence[int] | None,
-        tile: int | None,
+        devices: Sequence[int] | None = None,
+        tile: int | None = None,
+        path: Path | None = None,
+        launch_shape: tuple[int, int, int, int] | None = None,
+        write: Callable[..., CudaSource] | None = None,
     ) -> None:
         device = require_card().cuda.Device
-        self.program, self.dtype = program, np.dtype(dtype)
-        self._write, self._tile = write, tile
+        self.program, self.dtype, self._tile = program, np.dtype(dtype), tile
+        self._write = write or partial(generate, program, dtype, path, launch_shape=launch_shape)
+        self._elements = sum(math.prod(op.shape) for op in program.ops if op.activation is not None)
         self._series = SeriesTables(program, self.dtype)
         self._devices = list(range(card_count()) if devices is None else devices)
         self._shared_limit = min(int(device(k).attributes["MaxSharedMemoryPerBlockOptin"]) for k in self._devices)
@@ -59,9 +75,9 @@ class CardEngine:
         self.source = self.cards()[0].source
         kind = device(self._devices[0]).compute_capability
         text = hashlib.sha256(self.source.content + self._series.panels.tobytes()).hexdigest()
-        self.identity = f"{name}-{VERSION}-{self.dtype.name}-sm{kind}-{text[:16]}"
+        self.identity = f"{self.name}-{VERSION}-{self.dtype.name}-sm{kind}-{text[:16]}"
 
-    def cards(self, peaks: NDArray[np.float64] | None = None) -> list[Card]:
+    def cards(self, peaks: Array | None = None) -> list[Card]:
         """The cards, with code for these variances: an Elementwise's series is as long as they need, and no longer."""
         rows = self._series.rows(peaks)
         key = tuple(rows.values())
@@ -70,17 +86,16 @@ class CardEngine:
             self._cards[key] = [Card(k, source, self._series.panels) for k in self._devices]
         return self._cards[key]
 
-    def _cards_for(self, *sets: Any) -> list[Card]:
+    def _cards_for(self, X: Any, Z: Any) -> list[Card]:
         """The cards with code for the variances of these images."""
-        if not self._series.sites:
-            return self.cards()
-        return self.cards(np.max([self._diagonals(X)[1] for X in sets], axis=0))
+        sets = [X] if Z is None else [X, Z]
+        return self.cards(np.max([self._diagonals(x)[1] for x in sets], axis=0) if self._series.sites else None)
 
-    def diagonal(self, X: Any) -> NDArray[np.float64]:
+    def diagonal(self, X: Any) -> Array:
         """The kernel of each image with itself, in float64. Raises `RangeError`."""
         return self._diagonals(X)[0][self.program.kind]
 
-    def _diagonals(self, X: Any) -> tuple[dict[Kind, NDArray[np.float64]], NDArray[np.float64]]:
+    def _diagonals(self, X: Any) -> tuple[dict[Kind, Array], Array]:
         """K(x, x) and perhaps Θ(x, x), and the largest variance of all images at each nonlinearity."""
         card = self.cards()[0]
         with card.current():
@@ -94,20 +109,22 @@ class CardEngine:
         largest = np.concatenate(peaks)
         return found, check_range(self.program, self.dtype, self._series, largest, found["nngp"], found.get("ntk"))
 
-    def _needs(self, source: CudaSource) -> tuple[float, float, float]:
-        """The largest side of a tile that time suggests, and bytes that an image of a tile takes, and a pair."""
-        raise NotImplementedError
-
-    def _side(self, card: Card, images: int, reserved: int = 0, matrices: int = 1) -> int:
+    def _side(self, card: Card, images: int, matrices: int = 1, reserved: int = 0) -> int:
         """The side of a tile of some matrices: all images, unless memory or time speaks against it.
 
         So many entries are `reserved` for the results.
         """
+        item, data = self.dtype.itemsize, card.source.data
+        most = min(MAX_TILE, math.sqrt(LAUNCH_ELEMENTS[card.source.path] / max(1, self._elements)))
+        # Two bands of rows and the images of one; of each matrix four tiles: two in flight, each with its mirror image.
+        band = item * (2 * data.layout.row + data.pixels) + 8 * (data.sites + 2)
+        return self._side_for(card, images, most, band, 4 * item * matrices, reserved * item)
+
+    def _side_for(self, card: Card, images: int, most: float, band: float, entry: float, reserved: int = 0) -> int:
+        """The side of tiles that take `band` bytes an image and `entry` bytes a pair, and are no larger than `most`."""
         if self._tile is not None:
             return self._tile
-        most, band, entry = self._needs(card.source)
-        entry *= matrices
-        budget = MEMORY_SHARE * (card.free_bytes() - card.fixed_bytes() - reserved * self.dtype.itemsize)
+        budget = MEMORY_SHARE * (card.free_bytes() - card.fixed_bytes() - reserved)
         by_memory = (math.sqrt(band * band + 4 * entry * max(0.0, budget)) - band) / (2 * entry)
         side = int(min(most, by_memory))
         if side < 1:
@@ -116,26 +133,6 @@ class CardEngine:
             )
         pieces = -(-images // side)
         return -(-images // pieces) if pieces > 1 else images
-
-
-class CudaEngine(CardEngine):
-    """Runs one program on the cards. See `Engine` for what it offers.
-
-    `path` and `launch_shape` override the choices of `generate`, for tests and measurements.
-    """
-
-    def __init__(
-        self,
-        program: Program,
-        dtype: str,
-        devices: Sequence[int] | None = None,
-        tile: int | None = None,
-        path: Path | None = None,
-        launch_shape: tuple[int, int, int, int] | None = None,
-    ) -> None:
-        write = partial(generate, program, dtype, path, launch_shape=launch_shape)
-        super().__init__(program, dtype, "cuda", write, devices, tile)
-        self._elements = sum(math.prod(op.shape) for op in program.ops if op.activation is not None)
 
     def cross(self, X: Any, Z: Any, output: Output = "numpy", advance: Advance = None) -> Any:
         return self._matrices(X, Z, (self.program.kind,), output, advance)[0]
@@ -149,7 +146,7 @@ class CudaEngine(CardEngine):
 
     def _matrices(self, X: Any, Z: Any | None, kinds: Sequence[Kind], output: Output, advance: Advance) -> list[Any]:
         """The matrices of these kinds, from one pass over the pairs; of one set of images where Z is None."""
-        diagonals: dict[Kind, NDArray[np.float64]] = {}
+        diagonals: dict[Kind, Array] = {}
         if Z is None:
             diagonals, peaks = self._diagonals(X)
             cards = self.cards(peaks)
@@ -159,7 +156,7 @@ class CudaEngine(CardEngine):
         xp: Any = np if on_host else cupy
         with cards[0].current():
             entries = len(X) * len(second) * len(kinds)
-            side = self._side(cards[0], max(len(X), len(second)), entries * (not on_host), len(kinds))
+            side = self._side(cards[0], max(len(X), len(second)), len(kinds), entries * (not on_host))
             out = {kind: xp.empty((len(X), len(second)), self.dtype) for kind in kinds}
         grid = Grid((len(X), len(second)), (side, side), symmetric=Z is None)
         places = [out.get(kind) for kind in KINDS[: len(KINDS) if self.program.kind == "ntk" else 1]]
@@ -170,12 +167,6 @@ class CudaEngine(CardEngine):
             if not on_host:
                 cupy.cuda.get_current_stream().synchronize()
         return [to_output(out[kind], output) for kind in kinds]
-
-    def _needs(self, source: CudaSource) -> tuple[float, float, float]:
-        item, data = self.dtype.itemsize, source.data
-        most = min(MAX_TILE, math.sqrt(LAUNCH_ELEMENTS[source.path] / max(1, self._elements)))
-        # Two bands of rows and the images of one; of each matrix four tiles: two in flight, each with its mirror image.
-        return most, item * (2 * data.layout.row + data.pixels) + 8 * (data.sites + 2), 4 * item
 
 
 class Job:
@@ -244,3 +235,99 @@ class Job:
         else:
             event.synchronize()
         tell(tile.pairs)
+
+
+class CudaGradient(CudaEngine):
+    """Gradients of one network on the cards, as `GradientEngine` gives them; and matrices, as slowly as gradients, but
+    from the same code, which is not compiled anew for other variances.
+    """
+
+    name = "cuda-gradient"
+
+    def __init__(
+        self, reverse: Reverse, dtype: str, devices: Sequence[int] | None = None, tile: int | None = None
+    ) -> None:
+        super().__init__(reverse.program, dtype, devices, tile, write=partial(generate_gradient, reverse, dtype))
+        elements = sum(math.prod(s.shape) for s in reverse.steps if isinstance(s, Back))
+        self._pairs_a_report = max(1, int(REPORT_ELEMENTS / max(1, elements)))
+
+    def gradient(self, X: Any, Z: Any | None, G: Array, advance: Advance = None) -> Gradient:
+        """Σ G ∂K/∂θ; without Z, of the matrix of X with both triangles and its diagonal."""
+        second = X if Z is None else Z
+        cards = self._cards_for(X, Z)
+        data, backward, item = cards[0].source.data, cards[0].source.backward, self.dtype.itemsize
+        weights, diagonal, exponent = prepared(G, Z is None)
+        with cards[0].current():
+            # Of the images of both sides pixels, a table row, shares, sums and gradients; and the tile's weights.
+            row = data.pixels + data.layout.row + backward.entries
+            band = 2 * (item * row + 8 * (2 * backward.slots + backward.pixels + 2))
+            side = self._side_for(cards[0], max(len(X), len(second)), MAX_GRADIENT_TILE, band, item)
+        todo = list(Grid((len(X), len(second)), (side, side), Z is None))
+        sums, of_x = np.zeros(backward.slots), np.zeros((len(X), backward.pixels))
+        of_z = of_x if Z is None else np.zeros((len(Z), backward.pixels))
+        found = _InOrder(todo)
+
+        def run(card: Card, tiles: Iterable[Tile], tell: Tell) -> None:
+            bands = Bands(card, X, second, side)
+            with card.current():
+                card.xp.cuda.get_current_stream().synchronize()  # inputs may come from work in flight
+                for tile in tiles:
+                    seeds = diagonal[tile.rows] * tile.on_diagonal
+                    parts = self._parts(bands, tile, weights[tile.rows, tile.columns], seeds, tell)
+                    found.add(tile, list(zip((sums, of_x[tile.rows], of_z[tile.columns]), parts, strict=False)))
+
+        share(cards, todo, run, advance)
+        shares = [
+            (name, factor * float(value))
+            for parts, value in zip(backward.shares, sums, strict=False)  # one sum is there in any case
+            for name, factor in parts
+        ]
+        pixels = (of_x, None if Z is None else of_z) if backward.pixels else (None, None)
+        return finished(self.program, shares, pixels[0], pixels[1], exponent)
+
+    def _parts(self, bands: Bands, tile: Tile, weights: Array, seeds: Array, tell: Tell) -> list[Array]:
+        """What a tile gives to the sums, to the pixels of its row images and to those of its column images, if others.
+
+        `seeds` are the weights of its row images with themselves.
+        """
+        if not weights.any() and not seeds.any():
+            tell(tile.pairs)
+            return []
+        card, xp, (n, m) = bands.card, bands.card.xp, tile.shape
+        backward = card.source.backward
+        first, second = bands.of(tile)
+        sets = (first,) if tile.on_diagonal else (first, second)
+        shares = [xp.zeros((len(rows), backward.entries), card.dtype) for rows in sets]
+        sums = xp.zeros((n if tile.on_diagonal else min(n, m), backward.slots), np.float64)
+        on_card = xp.asarray(np.ascontiguousarray(weights, card.dtype))
+        launch = card.phases(first, second, on_card, (shares[0], shares[-1]), sums)
+        waiting = 0
+        for phase in range(max(n, m)):
+            launch(phase)
+            # Of one set of images half of a phase, without the pairs of an image with itself.
+            waiting += (n - (n % 2 or phase % 2 == 0)) // 2 if tile.on_diagonal else min(n, m)
+            if waiting >= self._pairs_a_report:
+                xp.cuda.get_current_stream().synchronize()
+                tell(waiting)
+                waiting = 0
+        own = [card.self_pairs(*part) for part in zip(sets, (seeds, np.zeros(m)), shares, strict=False)]
+        total = sum((part.get().sum(axis=0) for part, _ in own), sums.get().sum(axis=0))
+        tell(waiting)
+        return [total, *(pixels.get() for _, pixels in own)]
+
+
+class _InOrder:
+    """Adds up what tiles give, in their order: what comes early waits for the tiles before it."""
+
+    def __init__(self, tiles: Sequence[Tile]) -> None:
+        self._waiting = deque(tiles)
+        self._early: dict[Tile, list[tuple[Array, Array]]] = {}
+        self._lock = threading.Lock()
+
+    def add(self, tile: Tile, parts: list[tuple[Array, Array]]) -> None:
+        """Parts of a tile, each with the total that it belongs to."""
+        with self._lock:
+            self._early[tile] = parts
+            while self._waiting and self._waiting[0] in self._early:
+                for total, part in self._early.pop(self._waiting.popleft()):
+                    total += part

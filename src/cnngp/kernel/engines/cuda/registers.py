@@ -9,12 +9,10 @@ from dataclasses import dataclass, replace
 from cnngp.kernel.program import NOTHING, Activation, Op, Program, Shape
 from cnngp.network.geometry import AxisSum
 
-from .formula_text.device_functions import nonnegative
-
 
 @dataclass(frozen=True)
 class Map:
-    """A map held in registers: which array, its shape, and whether it can be negative."""
+    """A map held in registers: which array, its shape, and whether it is known not to be negative."""
 
     name: int
     shape: Shape
@@ -61,10 +59,6 @@ class Step:
     def read(self) -> frozenset[Map]:
         """The maps that go into f, f' and the sums."""
         return frozenset(m for s in self.both for m in (s.src, s.times) if m is not None)
-
-    @property
-    def made(self) -> frozenset[Map]:
-        return frozenset(s.dst for s in self.both)
 
 
 @dataclass(frozen=True)
@@ -126,7 +120,9 @@ def in_registers(program: Program, nonneg: bool = False, inputs: Sequence[int] |
                 name = next(n for n in itertools.count() if n not in taken | kept)
                 taken.add(name)
             source, base, _ = reads[i]
-            positive = _cannot_be_negative(ops[i], maps[source], None if base is None else maps[base])
+            positive = ops[i].tangent is None and (base is None or maps[base].nonneg)  # nothing is claimed of slopes
+            sign = "of K" if (a := ops[i].activation) is None else a.formula.sign
+            positive = positive and (sign == "nonnegative" or (sign == "of K" and maps[source].nonneg))
             made[i] = Map(name, ops[i].out_shape, positive)
         maps |= made
         live = frozenset(m for v, m in maps.items() if last_read.get(v, -1) > g)
@@ -161,14 +157,6 @@ def _in_pairs(ops: Sequence[Op]) -> list[tuple[int, ...]]:
         else:
             found.append((i,))
     return found
-
-
-def _cannot_be_negative(op: Op, src: Map, base: Map | None) -> bool:
-    """Sign of an operation's result; nothing is claimed of slopes."""
-    if op.tangent is not None:
-        return False
-    positive = src.nonneg if op.activation is None else nonnegative(op.activation.layer, src.nonneg)
-    return positive and (base is None or base.nonneg)
 
 
 def _without_single_places(op: Op) -> Op:

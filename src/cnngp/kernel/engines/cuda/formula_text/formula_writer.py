@@ -124,14 +124,6 @@ class Writer:
                 open_ends += self.read.get(name, [])
         return found
 
-    def function(self, head: str, result: Any) -> str:
-        results = result if isinstance(result, tuple) else (result,)
-        needed, returned = self.needed(results), ", ".join(map(self.text, results))
-        lines = [f"    const {self.kind} {v} = {value};\n" for value, v in self.names.items() if v in needed]
-        if isinstance(result, tuple):
-            returned = f"{{{returned}}}"
-        return f"{head} {{\n{''.join(lines)}    return {returned};\n}}\n"
-
 
 class Written(Operand):
     """A number of the function that is being written, by its name."""
@@ -151,34 +143,39 @@ class Written(Operand):
         return Written(writer, name)
 
 
-_ARGUMENTS = ("unit", "alpha", "beta")
-_HEAD = "__device__ __forceinline__"
 _OF_PAIRS = {"value": "real", "slope": "real", "parts": "Parts"}
 """Formulas of pairs, and what they return."""
 
 
-def _pair(family: Family, which: str, dtype: str) -> tuple[Writer, Any]:
-    """A formula of pairs, written, and its result."""
-    writer = Writer("real", dtype)
-    a, b = ([Written(writer, f"{image}{p}") for p in range(family.entries)] for image in "ab")
-    numbers = family.constants(*(Written(writer, name) for name in _ARGUMENTS))
-    return writer, getattr(family, which)(Written(writer, "K"), a, b, numbers)
+def _result(family: Family, which: str, dtype: str) -> tuple[Writer, Any]:
+    """A family's formula, written, and its result; `entry0` is the first number of its table."""
+    pairs = which in _OF_PAIRS
+    writer = Writer("real", dtype) if pairs else Writer("double", "double")
+    names = "K", "unit", "alpha", "beta" if pairs else "SMALLEST"
+    K, *numbers = (Written(writer, name) for name in names)
+    if pairs:
+        a, b = ([Written(writer, f"{image}{p}") for p in range(family.entries)] for image in "ab")
+        return writer, getattr(family, which)(K, a, b, family.constants(*numbers))
+    if which.startswith("entry"):
+        assert family.table is not None
+        return writer, family.table(K, tuple(numbers))[int(which.removeprefix("entry"))]
+    return writer, getattr(family, which)(K, tuple(numbers))
 
 
 def function(family: Family, which: str, dtype: str) -> str:
-    """A family's formula as a device function; `entry0` is the first number of its table."""
+    """A family's formula as a device function."""
+    writer, result = _result(family, which, dtype)
+    arguments = "double K, double unit, double alpha"
     if which in _OF_PAIRS:
-        writer, result = _pair(family, which, dtype)
-        names = ["K", *(f"{image}{p}" for p in range(family.entries) for image in "ab"), *_ARGUMENTS]
-        arguments = ", ".join(f"real {name}" for name in names)
-        return writer.function(f"{_HEAD} {_OF_PAIRS[which]} {family.name}_{which}({arguments})", result)
-    writer = Writer("double", "double")
-    formula: Any = family.table if which.startswith("entry") else getattr(family, which)
-    result = formula(Written(writer, "K"), tuple(Written(writer, name) for name in ("unit", "alpha", "SMALLEST")))
-    if which.startswith("entry"):
-        result = result[int(which.removeprefix("entry"))]
-    returns = "Still" if which == "still" else "double"
-    return writer.function(f"{_HEAD} {returns} {family.name}_{which}(double K, double unit, double alpha)", result)
+        entries = (f"{image}{p}" for p in range(family.entries) for image in "ab")
+        arguments = ", ".join(f"real {name}" for name in ("K", *entries, "unit", "alpha", "beta"))
+    results = result if isinstance(result, tuple) else (result,)
+    needed, returned = writer.needed(results), ", ".join(map(writer.text, results))
+    lines = [f"    const {writer.kind} {v} = {value};\n" for value, v in writer.names.items() if v in needed]
+    returns = _OF_PAIRS.get(which, "Still" if which == "still" else "double")
+    returned = f"{{{returned}}}" if isinstance(result, tuple) else returned
+    head = f"__device__ __forceinline__ {returns} {family.name}_{which}({arguments})"
+    return f"{head} {{\n{''.join(lines)}    return {returned};\n}}\n"
 
 
 def functions(family: Family, slopes: bool, gradients: bool) -> list[str]:
@@ -196,7 +193,7 @@ def written(family: Family) -> Text:
     pair = "({K}, {args}, {unit}, {alpha}, {beta})"
 
     def reads_unit(which: str) -> bool:
-        writer, result = _pair(family, which, "double")
+        writer, result = _result(family, which, "double")
         return "unit" in writer.needed((result,))
 
     return Text(

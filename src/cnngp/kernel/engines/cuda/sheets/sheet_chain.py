@@ -7,6 +7,11 @@ crosses the wall belongs to no displacement and counts nothing. Between pools al
 takes each place of a shift to the shift it belongs to on the coarser map; what follows the last nonlinearity is one
 weighted sum over all shifts.
 
+A segment before a pool takes its shifts of the rows in *runs*. A pool of 2 × 2 adds the fine shifts 2D − 1 (its odd
+rows), 2D and 2D + 1 (its even rows) to the coarse shift D. A warp that takes them one after the other adds them in
+registers, and stores once instead of three times. A run begins at an even shift; where 2D − 1 is the end of another
+run, its rows come late and have a place of their own.
+
 Pure functions of the network, with no CUDA text in them.
 """
 
@@ -23,17 +28,9 @@ from cnngp.kernel.program.lowering import Maps
 from cnngp.kernel.program.ops import NOTHING, Op
 from cnngp.kernel.program.scheduling import assign_buffers, fused
 from cnngp.network.geometry import AxisSum
-from cnngp.network.layers import (
-    AvgPool,
-    Conv,
-    ConvTranspose,
-    Dense,
-    Elementwise,
-    GlobalAvgPool,
-    Identity,
-)
+from cnngp.network.layers import AvgPool, Conv, ConvTranspose, Dense, Elementwise, GlobalAvgPool, Identity
 from cnngp.network.placed import Placed
-from cnngp.network.shapes import AxisMap, sum_scale
+from cnngp.network.shapes import AxisMap, Spatial, sum_scale
 
 from ..registers import Map, Registers, Step, in_registers
 
@@ -131,7 +128,8 @@ def chain(program: Program) -> Chain | None:
     ends: list[Placed] = []
     start, nonneg = maps[0], False
     for i in (*(i for i in range(last) if isinstance(leaves[i].layer, AvgPool)), last):
-        if i == 0 or (i < last and not _halves(leaves[i])):
+        pool = leaves[i].layer if i < last else None
+        if i == 0 or (isinstance(pool, AvgPool) and not _halves(pool, leaves[i].before)):
             return None
         pieces.append(_steps(program, start, _still(maps[i]), nonneg))
         ends.append(leaves[i - 1])
@@ -152,9 +150,8 @@ def chain(program: Program) -> Chain | None:
             bias += leaf.layer.bias_var
             if before.own > 0:
                 return None
-    forms = _weights(leaves[last:tail], ends[-1].after)
     shifts = segments[-1].rows, segments[-1].columns
-    weights = [_item_weights(axis, form) for axis, form in zip(shifts, forms, strict=True)]
+    weights = [_item_weights(shifts[axis], [leaf.axes[axis] for leaf in leaves[last:tail]]) for axis in (0, 1)]
     tops = [max(map(max, items)) for items in weights]
     if min(tops) <= 0:
         return None
@@ -191,12 +188,10 @@ def _steps(program: Program, start: Maps, ends: Sequence[int], nonneg: bool) -> 
     return in_registers(steps, nonneg, [inputs[i] for i in starts])
 
 
-def _halves(leaf: Placed) -> bool:
+def _halves(pool: AvgPool, spatial: Spatial) -> bool:
     """Whether a pool is of 2 × 2 without padding, on a map of even sides."""
-    layer = leaf.layer
-    assert isinstance(layer, AvgPool)
-    plain = layer.size in (2, (2, 2)) and layer.stride in (None, 2, (2, 2)) and layer.padding in (0, (0, 0))
-    return plain and all(n % 2 == 0 for n in leaf.before)
+    plain = pool.size in (2, (2, 2)) and pool.stride in (None, 2, (2, 2)) and pool.padding in (0, (0, 0))
+    return plain and all(n % 2 == 0 for n in spatial)
 
 
 def _with_shifts(
@@ -277,18 +272,6 @@ def _strides(leaves: Sequence[Placed], axis: int) -> dict[AxisSum, int] | None:
     return found
 
 
-def _weights(leaves: Sequence[Placed], spatial: Sequence[int]) -> list[list[list[float]]]:
-    """Weights of V(p, q), for each axis, in the sum that the leaves make of it; their scales are left out."""
-    found = []
-    for axis, n in enumerate(spatial):
-        form = [[1.0]]
-        for leaf in reversed(leaves):
-            form = _pulled_back(leaf.axes[axis], form)
-        assert len(form) == n
-        found.append(form)
-    return found
-
-
 def _pulled_back(linear: AxisMap, form: list[list[float]]) -> list[list[float]]:
     """The quadratic form on a linear layer's input that a form on its output is."""
     n, out = linear.size, linear.out_size
@@ -303,8 +286,13 @@ def _pulled_back(linear: AxisMap, form: list[list[float]]) -> list[list[float]]:
     return result
 
 
-def _item_weights(shifts: Shifts, form: list[list[float]]) -> tuple[tuple[float, ...], ...]:
-    """What each place of each item counts in a quadratic form; places of no displacement count nothing."""
+def _item_weights(shifts: Shifts, layers: Sequence[AxisMap]) -> tuple[tuple[float, ...], ...]:
+    """What each place of each item counts in the sum that these linear layers make of V(p, q), without their scales;
+    places of no displacement count nothing.
+    """
+    form = [[1.0]]
+    for linear in reversed(layers):
+        form = _pulled_back(linear, form)
     found = [[(p, shifts.displacement(item, p)) for p in range(shifts.size)] for item in range(shifts.count)]
     return tuple(tuple(0.0 if d is None else form[p][p + d] for p, d in row) for row in found)
 
@@ -317,3 +305,49 @@ def targets(fine: Shifts, coarse: Shifts, size: int) -> tuple[tuple[int, int], .
     """
     item = {shift: k for k, shift in enumerate(coarse.at[size])}
     return tuple((item.get(s // 2, -1), item.get((s + 1) // 2 % size, -1)) for s in fine.at[fine.size])
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Run k has the items `starts[k]` up to `starts[k + 1]`.
+
+    `own` and `after` say for each item where the sums go once its even rows are in, and once its odd rows are; −1 for
+    nowhere. `late` are the coarse items that rows come to from another run.
+    """
+
+    starts: tuple[int, ...]
+    own: tuple[int, ...]
+    after: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.starts) - 1
+
+    @property
+    def late(self) -> frozenset[int]:
+        return frozenset(self.after) - {-1}
+
+
+def runs(fine: Shifts, coarse: Shifts, size: int, count: int) -> Runs:
+    """About `count` runs of the fine items, which are in the order of their shifts; `size` of the coarse map."""
+    shifts = fine.at[fine.size]
+    to = targets(fine, coarse, size)
+    # A run may begin at an odd shift if its even rows go nowhere.
+    begins = [k for k, s in enumerate(shifts) if k == 0 or s % 2 == 0 or to[k][0] < 0]
+    starts = sorted({min(begins, key=lambda k: abs(k - len(shifts) * r / count)) for r in range(count)})
+    bounds = (*starts, len(shifts))
+    own, after = [], []
+    for k, (s, (even, odd)) in enumerate(zip(shifts, to, strict=True)):
+        follows = k + 1 not in bounds and shifts[k + 1] == (s + 1) % fine.size
+        own.append(even if s % 2 else -1)
+        after.append(odd if s % 2 and not follows else -1)
+    return Runs(bounds, tuple(own), tuple(after))
+
+
+def run_count(items: int, groups: int, warps: int) -> int:
+    """Number of runs that lets `warps` warps end together: each of `groups` groups of columns takes all runs."""
+
+    def last(count: int) -> float:
+        return -(-groups * count // warps) * (-(-items // count) + 0.3)
+
+    return min(range(1, max(2, items // 2 + 1)), key=last)

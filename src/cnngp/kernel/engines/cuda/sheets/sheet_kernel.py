@@ -1,6 +1,6 @@
 """The pair kernel for chains of segments and pools, as CUDA text.
 
-`warps` warps own a pair of images. A task is a shift of the rows, or before a pool a run of them (sheet_maps.py), with
+`warps` warps own a pair of images. A task is a shift of the rows, or before a pool a run of them (sheet_chain.py), with
 as many shifts of the columns as lie side by side where maps are narrow; tasks go round the warps. A pool leaves its
 sums in memory for the next segment:
 
@@ -14,17 +14,18 @@ The last segment's maps are summed with their weights; the scalar steps behind t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from ..dense_kernel import scalar_network
 from ..kernel_frame import THETA_ARGUMENTS, Launch, stores
+from ..registers import Map
 from ..walk.program_data import ProgramData
 from ..warp.warp_kernel import live_words
 from ..warp.warp_layout import LANES, Stage, parked, stages
-from .sheet_chain import Chain, Segment
-from .sheet_maps import SHORT, SIDES, TOTALS, MapWriter, run_count, runs
-from .sheet_steps import second_groups, second_plane
+from .sheet_chain import Chain, run_count, runs
+from .sheet_steps import SHORT, SIDES, TOTALS, SheetSteps, second_groups, second_plane
 
 LINE = 128  # bytes of a line of the cache: the first image's rows begin at one
 CACHED = 160 * 1024  # bytes of table rows that stay in a multiprocessor's first cache
@@ -103,13 +104,18 @@ def sheet_kernel(
             return text, made
 
 
-class SheetWriter(MapWriter):
+class SheetWriter(SheetSteps):
     """Writes the kernel of a chain."""
 
     def __init__(self, data: ProgramData, chain: Chain, dtype: str) -> None:
         super().__init__(data.program, chain, data.layout, dtype)
         self.data, self.row = data, data.layout.row
-        self.plans = [_plan(s, s is chain.segments[-1]) for s in chain.segments]
+        self.plans = [stages(s.registers, 0) for s in chain.segments]
+        for k, (plan, segment) in enumerate(zip(self.plans[:-1], chain.segments, strict=False)):
+            # Before a pool the last stage must hold all maps at a time, because they are summed on.
+            if plan[-1].pack < max(s.pack for s in plan):
+                whole = segment.steps, segment.registers.starts, plan[-1].live_out
+                self.plans[k] = (Stage(min(s.pack for s in plan), *whole),)
         self.packs = [max(s.pack for s in plan) for plan in self.plans]
         self.groups = [-(-s.columns.count // pack) for s, pack in zip(chain.segments, self.packs, strict=True)]
         self.parks = [parked(plan, pack) for plan, pack in zip(self.plans, self.packs, strict=True)]
@@ -140,8 +146,8 @@ class SheetWriter(MapWriter):
             runs(fine.rows, coarse.rows, coarse.start.shape[1], run_count(fine.rows.count, groups, launch.warps))
             for (fine, coarse), groups in zip(pairwise(chain.segments), self.groups, strict=False)
         ]
-        for k, segment in enumerate(chain.segments):
-            self._segment(k, segment)
+        for self.k in range(len(chain.segments)):
+            self._segment()
         start = [f"fma({self.number(chain.scales[0])}, K, {self.number(chain.bias)})"]
         start += [f"{self.number(scale)} * T" for scale in chain.scales[1:]]
         totals = TOTALS[: len(chain.scales)]
@@ -226,8 +232,8 @@ pairs(const real* __restrict__ first, const real* __restrict__ second, real* __r
         space = "__constant__" if len(groups) <= CONSTANT_MOST else "__device__ const"
         return self.array("walls_at", f"{space} vec", tuple(groups))
 
-    def _segment(self, k: int, segment: Segment) -> None:
-        self.segment = segment
+    def _segment(self) -> None:
+        k, segment = self.k, self.segment
         rows, groups, last = segment.rows, self.groups[k], k + 1 == len(self.plans)
         self.put("", f"// ==== segment {k + 1} of {len(self.plans)}: {rows.count} x {segment.columns.count} shifts")
         tasks = groups * (rows.count if last else self.runs[k].count)
@@ -235,7 +241,7 @@ pairs(const real* __restrict__ first, const real* __restrict__ second, real* __r
         if last:
             with self.block(*loop):
                 self.put(f"const int iy = task / {groups}, group = task - iy * {groups};")
-                self._shift(k, segment)
+                self._shift()
             return
         if self.slots == 1:
             following = self.chain.segments[k + 1]
@@ -259,12 +265,12 @@ pairs(const real* __restrict__ first, const real* __restrict__ second, real* __r
             for name in names:
                 self.per_row(h, f"{name}[r] = {self.number(0.0)};")
             with self.block("#pragma unroll 1", f"for ({items}; iy++) {{"):
-                self._shift(k, segment)
+                self._shift()
         self.put("__syncwarp();" if self.slots == 1 else "__syncthreads();")
 
-    def _shift(self, k: int, segment: Segment) -> None:
+    def _shift(self) -> None:
         """One shift of the rows, `iy`, with the shifts of the columns in `group`."""
-        v = self.layout.vector
+        k, segment, v = self.k, self.segment, self.layout.vector
         for size, shift in sorted(segment.rows.at.items()):
             groups_of = tuple(s % v * second_groups(size, v, segment.rows.cycle(size)) + s // v for s in shift)
             self.put(
@@ -272,53 +278,39 @@ pairs(const real* __restrict__ first, const real* __restrict__ second, real* __r
                 f"const int gy_{size} = {self.array('row_group', SHORT, groups_of)}[iy];",
                 f"const vec* walls_{size} = {self._walls(size, shift)} + iy * {-(-size // v)};",
             )
-        for s, stage in enumerate(self.plans[k]):
-            self._stage(k, segment, s, stage)
-
-    def _stage(self, k: int, segment: Segment, s: int, stage: Stage) -> None:
-        plan, pack, lanes, columns = self.plans[k], self.packs[k], stage.lanes, segment.columns
-        places, count = self.parks[k][0], columns.count
+        pack, count = self.packs[k], segment.columns.count
         most = f"{pack}" if count % pack == 0 else f"min({pack}, {count} - group * {pack})"
-        with self.stage(stage, f"{s + 1} of {len(plan)}", pack, most) as maps:
+        # A place without a shift of its own reads what is there, not what nobody wrote.
+        self.stages(self.plans[k], self.parks[k][0], most, (f"(ix - group * {pack})", "place"))
+
+    def names(self, stage: Stage, maps: Sequence[Map]) -> None:
+        lanes, pack, columns = stage.lanes, self.packs[self.k], self.segment.columns
+        self.put(
+            f"const int col = lane % {lanes}, place = q + lane / {lanes};",
+            f"const int ix = min(group * {pack} + place, {columns.count - 1});",
+            f"const bool live = group * {pack} + place < {columns.count};",
+        )
+        for size in sorted({m.shape[2] for m in maps}):
+            cycle = columns.cycle(size)
             self.put(
-                f"const int col = lane % {lanes}, place = q + lane / {lanes};",
-                f"const int ix = min(group * {pack} + place, {count - 1});",
-                f"const bool live = group * {pack} + place < {count};",
+                f"const int sx_{size} = {self.array('column_shift', SHORT, columns.at[size])}[ix];",
+                f"int zc_{size} = min(col, {size - 1}) + sx_{size};",
+                f"if (zc_{size} >= {cycle}) zc_{size} -= {cycle};",
             )
-            for size in sorted({m.shape[2] for m in maps}):
-                cycle = columns.cycle(size)
-                self.put(
-                    f"const int sx_{size} = {self.array('column_shift', SHORT, columns.at[size])}[ix];",
-                    f"int zc_{size} = min(col, {size - 1}) + sx_{size};",
-                    f"if (zc_{size} >= {cycle}) zc_{size} -= {cycle};",
-                )
-                if cycle > size:
-                    self.put(f"zc_{size} = min(zc_{size}, {size - 1});")
-            self.declare(maps)
-            if s > 0:  # a place without a shift of its own reads what is there, not what nobody wrote
-                self.unpark(stage.live_in, places[s - 1], f"(ix - group * {pack})")
-            elif k == 0:
-                (_, h, w), v = segment.start.shape, self.layout.vector
-                second, held = self.address(self.pixels)
-                second += f" + c * {second_plane(h, w, v) // v} + gy_{h} * {w} + zc_{w} + g * {w}"
-                self.product(segment.start, second, held)
-            else:
-                self.pooled(k, segment)
-            if len(plan) > 1 or not self.chained(stage):
-                self.steps(stage)
-            if s + 1 < len(plan):
-                self.park(stage.live_out, places[s], "place")
-            elif k + 1 < len(self.plans):
-                self.pool(k, segment, stage)
-            else:
-                self.weighted(segment)
-        if len(plan) > 1:
-            self.put("__syncwarp();")
+            if cycle > size:
+                self.put(f"zc_{size} = min(zc_{size}, {size - 1});")
 
+    def first_maps(self) -> None:
+        if self.k > 0:
+            self.pooled()
+            return
+        start, v = self.segment.start, self.layout.vector
+        _, h, w = start.shape
+        second, held = self.address(self.pixels)
+        self.product(start, f"{second} + c * {second_plane(h, w, v) // v} + gy_{h} * {w} + zc_{w} + g * {w}", held)
 
-def _plan(segment: Segment, last: bool) -> tuple[Stage, ...]:
-    """The stages of a segment. Before a pool the last one must hold all maps at a time, because they are summed on."""
-    plan = stages(segment.registers, 0)
-    if last or plan[-1].pack == max(s.pack for s in plan):
-        return plan
-    return (Stage(min(s.pack for s in plan), segment.steps, segment.registers.starts, plan[-1].live_out),)
+    def last_maps(self, stage: Stage) -> None:
+        if self.k + 1 < len(self.plans):
+            self.pool(stage)
+        else:
+            self.weighted()

@@ -8,6 +8,7 @@ rows as the last shift needs. gy_h is the first group of rows to read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -15,12 +16,17 @@ from itertools import pairwise
 from cnngp.kernel.program import PIXELS, Program
 from cnngp.network.geometry import AxisSum
 
+from ..kernel_frame import TableLayout
 from ..registers import Map, Step
-from ..table_layout import TableLayout
 from ..warp.box_sums import is_total, mask_of, shifted
 from ..warp.warp_layout import Stage
 from ..warp.warp_steps import StepWriter
-from .sheet_chain import Segment
+from .sheet_chain import Chain, Runs, Segment, targets
+
+SIDES = 3  # terms of a pooled sheet along the columns: one even shift, and two odd ones with half of their places each
+TOTALS = ("total", "total1")
+"""The weighted sums, of K and of what is carried for Θ."""
+SHORT = "__device__ const short"
 
 
 def second_groups(h: int, vector: int, cycle: int | None = None) -> int:
@@ -41,21 +47,32 @@ def with_second(program: Program, layout: TableLayout, cycles: dict[int, int]) -
         found[a.site] = end
         end += layout.sites[a.site].planes * second_plane(*a.shape[1:], v, cycles.get(a.shape[1]))
     line = layout.align * v
-    return replace(layout, second=found, row=-(-end // line) * line)
+    return replace(layout, second=found, cycles=cycles, row=-(-end // line) * line)
 
 
 class SheetSteps(StepWriter):
-    """Writes the steps of one segment.
+    """Writes the steps of one segment after the other, and what goes in and out: pools, and the weighted sum.
 
-    A table row's second half begins at `pixels`; its first `held` numbers are in shared memory, at `table2`.
+    A table row's second half begins at `pixels`; its first `held` numbers are in shared memory, at `table2`. `slots` is
+    how many terms of a pooled sheet are kept apart.
     """
 
     early = False
 
-    def __init__(self, dtype: str, layout: TableLayout, cycles: dict[int, int]) -> None:
+    def __init__(self, program: Program, chain: Chain, layout: TableLayout, dtype: str) -> None:
         super().__init__(dtype, layout)
-        self.pixels, self.held, self.cycles = layout.second[PIXELS], 0, cycles
-        self.segment: Segment | None = None
+        self.program, self.chain, self.cycles = program, chain, layout.cycles
+        self.pixels, self.held, self.slots = layout.second[PIXELS], 0, 1
+        self.k = 0
+        """The number of the segment that is being written."""
+        self.runs: list[Runs] = []
+        """Runs of the shifts of the rows in each segment before a pool."""
+        self.starts: list[int] = []
+        """First entries of the pooled sheets behind each segment."""
+
+    @property
+    def segment(self) -> Segment:
+        return self.chain.segments[self.k]
 
     def address(self, at: int) -> tuple[str, bool]:
         """Address of entry `at` of the second image's table row, and whether it is in shared memory."""
@@ -125,12 +142,12 @@ class SheetSteps(StepWriter):
 
     def down(self, sums: AxisSum, rows: str) -> list[str]:
         """Sums down the rows that stop at the wall."""
-        assert self.segment is not None
         at = self.segment.rows.at
         if self.segment.rows.cycle(sums.out_size) > sums.out_size:
             return super().down(sums, rows)  # a sum that crosses the wall counts nothing
         walls = [(sums.size - a, sums.out_size - b) for a, b in zip(at[sums.size], at[sums.out_size], strict=True)]
-        if not any(_cut(sums, *wall) for wall in walls):
+        terms = [(m, p) for m, row in enumerate(sums.sources) for p in row]
+        if all((p < wall) == (m < out) for wall, out in walls for m, p in terms):  # no sum is on both sides of a wall
             return super().down(sums, rows)
         chains = _outwards(sums, walls)
         return self._compared(sums, rows) if chains is None else self._masked(sums, rows, chains)
@@ -191,6 +208,107 @@ class SheetSteps(StepWriter):
             lines.append(f"x = fma({mask}, {value}, x);" if lines else f"real x = {mask} * {value};")
         return lines
 
+    # ---- what goes in and out ----------------------------------------------------------------------------------------
+
+    def area(self, segment: Segment) -> int:
+        """Entries of all sheets that the pool before a segment leaves of one map."""
+        return self.slots * segment.rows.count * segment.columns.count * math.prod(segment.start.shape)
+
+    def pooled(self) -> None:
+        """The sheets that the pool before this segment has left."""
+        k, segment = self.k, self.segment
+        _, h, w = segment.start.shape
+        late = self.runs[k - 1].late
+        at = f"(iy * {segment.columns.count} + ix) * {self.slots * h * w} + min(col, {w - 1})"
+        for which, m in enumerate(segment.registers.starts):
+            sheet = f"sheet{which or ''}"
+            self.put(f"const real* {sheet} = pool + {self.starts[k - 1] + which * self.area(segment)} + {at};")
+            terms = [f"{sheet}[{s * h * w} + r * {w}]" for s in range(self.slots)]
+            self.per_row(h, f"m{m.name}[r] = {' + '.join(terms[:SIDES])};")
+            if self.slots > 1 and late:
+                flags = tuple(int(t in late) for t in range(segment.rows.count))
+                with self.block(f"if ({self.array('has_late', SHORT, flags)}[iy]) {{"):
+                    self.per_row(h, f"m{m.name}[r] += {' + '.join(terms[SIDES:])};")
+
+    def pool(self, stage: Stage) -> None:
+        """Sums over 2 × 2 windows: even and odd rows to one coarse shift or to two, likewise columns.
+
+        The shifts 2D − 1, 2D and 2D + 1 of the rows, one after the other, are added in registers (`sums`) before they
+        go to the sheets of D.
+        """
+        k, segment, coarse = self.k, self.segment, self.chain.segments[self.k + 1]
+        _, h, w = coarse.start.shape
+        across = targets(segment.columns, coarse.columns, w)
+        column = self.array("column_target", SHORT, tuple(t for pair in across for t in pair))
+        slot = f" + (both ? 0 : 1 + col % 2) * {h * w}" if self.slots > 1 else ""
+        sheet = self.slots * h * w
+        for which, end in enumerate(segment.registers.ends):
+            x, sums = f"m{end.name}", f"sums{which or ''}"
+            start = self.starts[k] + which * self.area(coarse)
+            with self.block("{   // pool"):
+                self.put(
+                    f"const int to = {column}[2 * ix + col % 2];",
+                    f"const bool both = sx_{2 * w} % 2 == 0;",
+                    f"const bool stores = live && col < {2 * w} && to >= 0 && !(both && col % 2);",
+                    f"const real other = both && col % 2 == 0 ? {self.number(1.0)} : {self.number(0.0)};",
+                    f"real* dst = pool + {start} + max(to, 0) * {sheet}{slot} + min(col / 2, {w - 1});",
+                )
+                with self.block(f"if (sy_{2 * h} % 2 == 0) {{"):
+                    self.per_row(h, f"{sums}[r] += {x}[2 * r] + {x}[2 * r + 1];")
+                with self.block("else {"):
+                    self.per_row(h, f"{sums}[r] += {x}[2 * r];")
+                    self._flush(self.runs[k].own, 0, stage, coarse, sums)
+                    self.per_row(h, f"{sums}[r] = {x}[2 * r + 1];")
+                    if self.runs[k].late:
+                        self._flush(self.runs[k].after, SIDES if self.slots > 1 else 0, stage, coarse, sums)
+        if self.slots == 1:
+            self.put("__syncwarp();")
+
+    def _flush(self, target: tuple[int, ...], slot: int, stage: Stage, coarse: Segment, sums: str) -> None:
+        """The sums go where `target` says for each shift of the rows, −1 for nowhere."""
+        _, h, w = coarse.start.shape
+        table = self.array("row_target", SHORT, target)
+        stride = coarse.columns.count * self.slots * h * w
+        alone = self.slots == 1 and stage.pack == 1
+        put = [f"    if (stores) row[P * {w}] = {'old + ' * alone}y;"]
+        if self.slots == 1 and not alone:  # maps side by side may add to the same sheet: they take turns
+            put = [
+                "#pragma unroll",
+                f"    for (int turn = 0; turn < {stage.pack}; turn++) {{",
+                f"        if (stores && lane / {stage.lanes} == turn) row[P * {w}] += y;",
+                "        __syncwarp();",
+                "    }",
+            ]
+        with self.block(f"if ({table}[iy] >= 0) {{"):
+            self.put(
+                f"real* row = dst + (long long){table}[iy] * {stride}{f' + {slot * h * w}' if slot else ''};",
+                "#pragma unroll",
+                f"for (int P = 0; P < {h}; P++) {{",
+                *([f"    const real old = row[P * {w}];"] if alone else []),
+                f"    const real y = fma(other, __shfl_down_sync(ALL, {sums}[P], 1), {sums}[P]);",
+                *put,
+                "}",
+            )
+
+    def weighted(self) -> None:
+        """The last segment's maps, summed with the weights that their places have."""
+        rows, columns = self.chain.row_weights, self.chain.column_weights
+
+        def weights(name: str, items: tuple[tuple[float, ...], ...]) -> str:
+            return self.array(name, "__device__ const real", tuple(self.number(v) for item in items for v in item))
+
+        for m, total in zip(self.segment.registers.ends, TOTALS, strict=False):
+            _, h, w = m.shape
+            row, added = f"s += m{m.name}[r];", f"{total} += s;"
+            if set().union(*rows) != {1.0}:
+                row = f"s = fma({weights('row_weight', rows)}[iy * {h} + r], m{m.name}[r], s);"
+            if set().union(*columns) != {1.0}:
+                added = f"{total} = fma({weights('column_weight', columns)}[ix * {w} + col], s, {total});"
+            with self.block("{   // the weighted sum"):
+                self.put(f"real s = {self.number(0.0)};")
+                self.per_row(h, row)
+                self.put(f"if (live && col < {w}) {added}")
+
 
 def _with_tangents(linear: list[Step], curved: list[Step]) -> tuple[list[Step], list[Step]] | None:
     """The sums and the nonlinearities with what is done for Θ beside them; None where that is not always in one array.
@@ -215,11 +333,6 @@ def _beside(step: Step, other: Map, like: Step) -> Step:
     assert like.beside is not None
     op = replace(like.beside.op, activation=None, tangent=None)
     return replace(step, beside=replace(like.beside, op=op, src=other, times=None, dst=other))
-
-
-def _cut(sums: AxisSum, wall: int, out_wall: int) -> bool:
-    """Whether a sum has terms on both sides of the wall."""
-    return any((nu < wall) != (m < out_wall) for m, row in enumerate(sums.sources) for nu in row)
 
 
 def _outwards(sums: AxisSum, walls: Sequence[tuple[int, int]]) -> list[tuple[int, list[int], list[int]]] | None:

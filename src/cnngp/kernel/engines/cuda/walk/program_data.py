@@ -1,15 +1,16 @@
 """A program as numbers on a card: what a block of threads reads while it walks through the program (program_walk.py).
 
 A program with pools can have tens of thousands of operations, so they are not text. The text depends on the
-nonlinearities and on sizes, not on the parameters of the network: a search over those compiles it once. The same
-numbers serve pairs of images and, in float64, an image with itself; for gradients they include the backward steps.
+nonlinearities and on sizes. That of a gradient does not depend on the network's parameters: a search over these
+compiles it once. The same numbers serve pairs of images and, in float64, an image with itself; for gradients they
+include the backward steps.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from cnngp.kernel.series.packed import Rows
 from cnngp.network.geometry import AxisSum
 from cnngp.network.layers import Nonlinearity
 
-from ..table_layout import TableLayout
+from ..kernel_frame import TableLayout
 
 OPERATION, BACKWARD, TOTAL, TO_PIXELS = range(4)
 """The kinds of steps. All but the first are those of gradients: see program/steps.py."""
@@ -75,9 +76,11 @@ class ProgramData:
         self.tangents = program.theta is not None
         self.pixels = program.channels * math.prod(program.shape)
         self.sites = max(1, len(program.activations))
-        ops = program.ops if reverse is None else reverse.steps
-        self.forwards = len(ops) if reverse is None else reverse.forwards
+        ops, self.forwards = program.ops, len(program.ops)
         """The steps that come before all backward steps."""
+        if reverse is not None:  # as many steps whatever the parameters: those that are spare do nothing
+            spare = Op("", NOTHING, reverse.seed, (0, 1, 1), (0, 1, 1))
+            ops, self.forwards = (*reverse.steps, *[spare] * reverse.spare), reverse.forwards
         if program.input is not None:  # the product of the two images is an operation like the others
             product = Op("", PIXELS, program.input, program.shape, program.shape)
             ops, self.forwards = (product, *ops), self.forwards + 1
@@ -86,11 +89,13 @@ class ProgramData:
         """An image meets itself at two places, below a pool."""
         self.whole = all(op.first == op.second == (0, 0, 0) and op.shape == self._table(op) for op in ops)
         """The places of all maps are those of the tables."""
-        self.shifts = [shift for rows in series.values() for shift in rows.shifts]
-        begins = accumulate((len(rows.shifts) for rows in series.values()), initial=0)
-        self.shifts_at = dict(zip(series, begins, strict=False))
-        self.layers: list[tuple[Nonlinearity, bool]] = []
-        """The formulas that operations take: of a nonlinearity, or of its slope."""
+        self.shifts: list[int] = []
+        self.shifts_at: dict[int, int] = {}
+        """Steps of all rows of each series: of the even ones from here backwards, of the odd ones onwards."""
+        for at, rows in series.items():
+            self.shifts_at[at] = len(self.shifts) + len(rows.every[0])
+            self.shifts += [*reversed(rows.every[0]), *rows.every[1]]
+        self._formulas: dict[Hashable, tuple[Nonlinearity, bool]] = {}
         *self.buffers, end = accumulate(program.buffers, initial=0)
         value = program.output if reverse is None else reverse.value
         self.ends = [self.buffers[v] for v in (value, program.theta) if v is not None]
@@ -105,10 +110,13 @@ class ProgramData:
         """Places of the nonlinearities' numbers in the float64 table of one image."""
         self.temporary = 1
         self.numbered = [self._ints(op) for op in ops]
+        self.layers = list(self._formulas.values())
+        """The formulas that operations take: of a nonlinearity, or of its slope."""
         self.size = end + 2 * self.temporary
         self._every_pass = [one for sums in self._passes for one in sums]
         steps = [list(numbers.values()) for numbers in self.numbered]
-        parts: list[Sequence[Sequence[int]]] = [steps, self._every_pass, [self._lists], self._copies()]
+        copies = [self._copy(number, at) for number, at in {PIXELS: 0, **self.own}.items()]
+        parts: list[Sequence[Sequence[int]]] = [steps, self._every_pass, [self._lists], copies]
         self.passes_at, self.lists_at, self.copies_at, _ = accumulate(sum(map(len, part)) for part in parts)
         self.ints = np.array([n for part in parts for numbers in part for n in numbers], np.int32)
         factors = [_reals(op) for op in ops]
@@ -129,9 +137,12 @@ class ProgramData:
 
     def _ints(self, op: Op) -> dict[str, int]:
         """The whole numbers of a step: `struct Op` of the text. Maps and tables are given by where they begin."""
-        a, table = op.activation, self._table(op)
-        if a is not None and (key := (a.layer, op.tangent is not None)) not in self.layers:
-            self.layers.append(key)
+        a, table, formula = op.activation, self._table(op), -1
+        if a is not None:
+            # Of a gradient layers with other numbers share the formula of their family.
+            key = (a.layer if self.backward is None else a.formula.family), op.tangent is not None
+            self._formulas.setdefault(key, (a.layer, op.tangent is not None))
+            formula = list(self._formulas).index(key)
         sums = self._sums(op)
         if sums and sums not in self._passes:  # the same sums one after the other stand once
             self._passes[sums] = sum(map(len, self._passes))
@@ -139,13 +150,13 @@ class ProgramData:
             self.temporary = max(self.temporary, math.prod(op.shape), *(one.results for one in sums))
         first, second = ((o[0] * table[1] + o[1]) * table[2] + o[2] for o in (op.first, op.second))
         site = None if a is None else self.layout.sites[a.site]
-        rows = Rows(0, 0, 0, ()) if a is None else self.series.get(a.site, Rows(0, 0, 0, ()))
+        rows = None if a is None else self.series.get(a.site)
         found = {
             "kind": OPERATION,
             # maps, number of the nonlinearity's formula or -1, elements that are read and made
             "src": op.src if op.src in (PIXELS, NOTHING) else self.buffers[op.src],
             "dst": self.buffers[op.dst],
-            "formula": -1 if a is None else self.layers.index((a.layer, op.tangent is not None)),
+            "formula": formula,
             "size": math.prod(op.shape),
             "out_size": math.prod(op.out_shape),
             # the sheet, and the whole map that tables keep; where the sheet begins in it for either image
@@ -166,10 +177,10 @@ class ProgramData:
             "first_pass": self._passes.get(sums, 0),
             "passes": len(sums),
             # the series of an Elementwise: where it is, its even and odd rows, the steps between their powers
-            "series": rows.at,
-            "even": rows.even,
-            "odd": rows.odd,
-            "shifts": self.shifts_at.get(a.site, 0) if a is not None and rows.count else 0,
+            "series": 0 if rows is None else rows.at,
+            "even": 0 if rows is None else rows.even,
+            "odd": 0 if rows is None else rows.odd,
+            "shifts": 0 if a is None else self.shifts_at.get(a.site, 0),
             # the map that a slope is multiplied with, -1 for none
             "times": -1 if op.tangent is None or op.tangent.times == NOTHING else self.buffers[op.tangent.times],
             # backward steps: whether a map is written, where the shares of variances begin, the two sums, -1 for none
@@ -199,16 +210,12 @@ class ProgramData:
             found.append(Pass(s.size, s.out_size, math.prod(shape[axis + 1 :]), math.prod(shape), *where))
         return tuple(found)
 
-    def _copies(self) -> list[Copy]:
-        """Copies of the pixels, then of each nonlinearity's numbers."""
-        layout, places = self.layout, {PIXELS: 0, **self.own}
-        found = []
-        for number, at in places.items():
-            site = layout.input if number == PIXELS else layout.sites[number]
-            size, width, pitch = math.prod(site.shape), site.shape[2], layout.pitch(layout.held(site.shape)[2])
-            second = layout.second.get(number, 0)
-            found.append(Copy(at, site.planes, size, width, pitch, site.offset, site.plane, second))
-        return found
+    def _copy(self, number: int, at: int) -> Copy:
+        """The copy of the pixels, or of a nonlinearity's numbers."""
+        layout = self.layout
+        site = layout.input if number == PIXELS else layout.sites[number]
+        size, width, pitch = math.prod(site.shape), site.shape[2], layout.pitch(layout.held(site.shape)[2])
+        return Copy(at, site.planes, size, width, pitch, site.offset, site.plane, layout.second.get(number, 0))
 
     @property
     def known_passes(self) -> list[tuple[Pass, list[int]]]:

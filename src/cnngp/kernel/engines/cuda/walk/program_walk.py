@@ -119,6 +119,10 @@ def common(data: ProgramData, walks: bool) -> str:
         f"struct {name} {{ {kind} {', '.join(fields)}; }};\n" for name, (kind, fields) in data.structs.items()
     )
     own = "".join(_own_formula(k, data, layer, slope) for k, (layer, slope) in enumerate(data.layers))
+    known = ""  # sums along axes: those with the most work have code of their own sizes
+    for sizes, numbers in data.known_passes:
+        labels, template = " ".join(f"case {n}:" for n in numbers), ", ".join(map(str, sizes))
+        known += f"    {labels} run_pass(to, from, Known<{template}>(), lists, x, last); break;\n"
     return f"""\
 __device__ const unsigned char shifts[] = {{{", ".join(map(str, data.shifts)) or "0"}}};
 {structs}\
@@ -126,26 +130,17 @@ __device__ __forceinline__ int place(const Op& op, int e)
 {{
 {"    return e;" if data.whole else PLACE}
 }}
-{SUMS}{_run_known(data)}{_pair_formulas(data) * walks}\
-{EXACT}{formulas("double", layers, data.tangents, gradients)}\
-{_pair_formulas(data) * data.moving}{own}}}
-"""
-
-
-def _run_known(data: ProgramData) -> str:
-    """Sums along axes: those with the most work have code of their own sizes."""
-    cases = ""
-    for sizes, numbers in data.known_passes:
-        labels, template = " ".join(f"case {n}:" for n in numbers), ", ".join(map(str, sizes))
-        cases += f"    {labels} run_pass(to, from, Known<{template}>(), lists, x, last); break;\n"
-    return f"""\
+{SUMS}\
 template <class R> __device__ __forceinline__ void run_known(int number, R* to, const R* from, const Pass& pass,
                                                              const int* lists, const Numbers& x, bool last)
 {{
     switch (number) {{
-{cases}    default: run_pass(to, from, pass, lists, x, last);
+{known}    default: run_pass(to, from, pass, lists, x, last);
     }}
 }}
+{_pair_formulas(data) * walks}\
+{EXACT}{formulas("double", layers, data.tangents, gradients)}\
+{_pair_formulas(data) * data.moving}{own}}}
 """
 
 

@@ -1,12 +1,13 @@
 """The kernels that walk through a program: a block of threads owns an image, or a pair of images, at a time.
 
     tables       images alone: the variance recursion, for every program
-    pairs        pairs, where no faster kernel fits; of a gradient forwards and backwards, in the working precision
+    pairs        pairs, where no faster kernel fits, and beside a gradient
+    phase        a gradient's pairs, forwards and backwards, in the working precision
     self_pairs   a gradient's images with themselves, in float64: from the shares of their variances to the sums
 
 A pair of a gradient adds to sums over all pairs, and to the shares of its two images' variances. So that no two blocks
-add to the same image at a time, a launch of `pairs` takes pairs in which every image stands once at most: a `phase`. An
-image's shares are added up in the order of the phases, and so are the sums, of which every pair of a phase has its own.
+add to the same image at a time, a launch takes pairs in which every image stands once at most: a `phase`. An image's
+shares are added up in the order of the phases, and so are the sums, of which every pair of a phase has its own.
 That makes results the same in every run, on any number of blocks.
 
 An image meets itself at equal places, where the maps are the variances and join what they got from pairs, and below a
@@ -15,25 +16,20 @@ pool at two places.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from ..kernel_frame import THETA_ARGUMENTS, Launch, stores
+from ..kernel_frame import THETA_ARGUMENTS, Launch, TableLayout, stores
 from .program_data import BACKWARD, TO_PIXELS, TOTAL, ProgramData
 from .program_walk import GIVEN_TEXT, memory, walk
 
 
-def tables_kernel(data: ProgramData, shared_limit: int, cycles: Mapping[int, int] | None = None) -> tuple[str, Launch]:
-    """X (N, channels, locations) → table rows, the largest variance at each nonlinearity, K(x, x) and Θ(x, x).
-
-    `cycles` are those of a `Chain` whose rows have a second part.
-    """
+def tables_kernel(data: ProgramData, shared_limit: int) -> tuple[str, Launch]:
+    """X (N, channels, locations) → table rows, the largest variance at each nonlinearity, K(x, x) and Θ(x, x)."""
     place, launch = memory(data, "double", shared_limit, own=True)
     results = "".join(
         f"\n        if (threadIdx.x == 0) diagonal[{k} * (long long)n + i] = numbers[{data.units_at + k}] * mem[{end}];"
         for k, end in enumerate(data.ends)
     )
     text = f"""
-{_copy_planes(data, cycles)}
+{_copy_planes(data.layout)}
 extern "C" __global__ void tables(const real* __restrict__ X, real* __restrict__ rows, double* __restrict__ all_peaks,
                                   double* __restrict__ diagonal, int n, {GIVEN_TEXT})
 {{
@@ -54,17 +50,17 @@ extern "C" __global__ void tables(const real* __restrict__ X, real* __restrict__
     return text, launch
 
 
-def _copy_planes(data: ProgramData, cycles: Mapping[int, int] | None) -> str:
+def _copy_planes(layout: TableLayout) -> str:
     """The function that writes planes of numbers to a table row."""
-    v = data.layout.vector
+    v = layout.vector
     slot = f"(r / {v} * copy.pitch + c) * {v} + r % {v}" if v > 1 else "at"
     fold = ""
-    if data.layout.fold:
+    if layout.fold:
         fold = "\n        if (copy.pitch < copy.width) { r = 2 * r + c % 2; c /= 2; }  // a lane holds two columns"
     again = ""
-    if cycles is not None:
+    if layout.second:
         # Where maps have fewer rows than the shifts, those that are missing are read but count nothing.
-        cycle = "".join(f"height == {n} ? {c} : " for n, c in cycles.items()) + "height"
+        cycle = "".join(f"height == {n} ? {c} : " for n, c in layout.cycles.items()) + "height"
         r = f"(g % groups * {v} + g / groups + k) % cycle"
         again = f"""
     // The second image's: once for each remainder of a shift by {v}, so that any {v} rows are read at once.
@@ -72,7 +68,7 @@ def _copy_planes(data: ProgramData, cycles: Mapping[int, int] | None) -> str:
     const int groups = (cycle - 1) / {v} + (height + {v - 1}) / {v}, whole = {v} * groups * copy.width * {v};
     for (int e = threadIdx.x; e < copy.planes * whole; e += blockDim.x) {{
         const int p = e / whole, at = e - p * whole, k = at % {v}, c = at / {v} % copy.width;
-        const int g = at / ({v} * copy.width), r = {f"min({r}, height - 1)" if cycles else r};
+        const int g = at / ({v} * copy.width), r = {f"min({r}, height - 1)" if layout.cycles else r};
         row[copy.twice + e] = (real)from[p * copy.size + r * copy.width + c];
     }}"""
     return f"""\
@@ -139,12 +135,12 @@ template <class R> __device__ __forceinline__ double collected(const R* parts)
     for (int w = 0; w < blockDim.x / 32; w++) total += (double)parts[w];
     return total;
 }}
-// A phase of n x m pairs with their weights: of two sets i + phase = j or the other way round, of one set
-// i + j = phase, each modulo the number of images. Sums of the pair that stands at r in the phase are added to row r of
-// `all_sums`.
+// A phase of n x m pairs with their weights: of two sets i + number = j or the other way round, of one set
+// i + j = number, each modulo the number of images. Sums of the pair that stands at r in the phase are added to row r
+// of `all_sums`.
 extern "C" __global__ void __launch_bounds__({pairs.threads})
-pairs(const real* __restrict__ first, const real* __restrict__ second, const real* __restrict__ weights, int n, int m,
-      int phase, int one_set, real* shares1, real* shares2, double* __restrict__ all_sums,
+phase(const real* __restrict__ first, const real* __restrict__ second, const real* __restrict__ weights, int n, int m,
+      int number, int one_set, real* shares1, real* shares2, double* __restrict__ all_sums,
       {GIVEN_TEXT})
 {{
     __shared__ real all_parts[2][64];
@@ -152,9 +148,9 @@ pairs(const real* __restrict__ first, const real* __restrict__ second, const rea
     const int count = one_set ? n : min(n, m);
     for (int r = blockIdx.x; r < count; r += gridDim.x) {{
         long long i = r, j = r;
-        if (one_set) j = phase >= r ? phase - r : phase - r + n;
-        else if (n <= m) j = r + phase < m ? r + phase : r + phase - m;
-        else i = r + phase < n ? r + phase : r + phase - n;
+        if (one_set) j = number >= r ? number - r : number - r + n;
+        else if (n <= m) j = r + number < m ? r + number : r + number - m;
+        else i = r + number < n ? r + number : r + number - n;
         if (one_set && j <= i) continue;
         const real weight = weights[i * m + j];
         if (weight == 0) continue;
@@ -197,7 +193,7 @@ self_pairs(const real* __restrict__ rows, const double* __restrict__ seeds, cons
     }}
 }}
 """
-    return text, {"pairs": pairs, "self_pairs": self_pairs}
+    return text, {"phase": pairs, "self_pairs": self_pairs}
 
 
 def _backward(data: ProgramData, real: str, own: bool) -> str:

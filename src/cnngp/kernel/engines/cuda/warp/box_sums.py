@@ -108,7 +108,9 @@ class SumWriter(Writer):
         """
         n, out, zero, one = sums.size, sums.out_size, self.number(0.0), self.number(1.0)
         lanes, taps = LANES // pack, max(map(len, sums.sources))
-        columns = [[_tap(sums, lane % lanes, t) for lane in range(LANES)] for t in range(taps)]
+        # For each lane the terms of its output, −1 where it has no more.
+        terms = [(*row, *[-1] * (taps - len(row))) for row in (*sums.sources, *[()] * (lanes - out))]
+        columns = [[terms[lane % lanes][t] for lane in range(LANES)] for t in range(taps)]
         table = [[nu if nu < 0 else lane // lanes * lanes + nu for lane, nu in enumerate(row)] for row in columns]
         text = ",\n    ".join("{" + ", ".join(map(str, row)) + "}" for row in table)
         text = f"__device__ const signed char NAME[{max(taps, 1)}][{LANES}] = {{\n    {text or '{0}'}}};"
@@ -124,11 +126,6 @@ class SumWriter(Writer):
             term = f"__shfl_sync(ALL, {x}, {f'(lane - col + g{t})' if walls else f'g{t}'} & {LANES - 1})"
             lines.append(f"x += {term};" if whole else f"x = fma(w{t}, {term}, x);")
         return lines
-
-
-def _tap(sums: AxisSum, m: int, t: int) -> int:
-    """Term t of output m, or −1 where it has none."""
-    return sums.sources[m][t] if m < sums.out_size and t < len(sums.sources[m]) else -1
 
 
 def additions(sums: AxisSum) -> tuple[list[tuple[int, int]], list[list[int]]]:
@@ -211,13 +208,11 @@ def folded_taps(sums: AxisSum, folded: bool) -> list[dict[int, set[int]]] | None
     offsets = sums.offsets(stride)
     if offsets is None or not all(sums.sources):
         return None
-    found: list[dict[int, set[int]]] = []
-    for slot in (0, 1) if folded else (0,):
-        seen: dict[int, set[int]] = {}
+    found: list[dict[int, set[int]]] = [{} for _ in range(1 + folded)]
+    for slot, seen in enumerate(found):
         for d in offsets:
             at, which = divmod(slot + d, 2)
             seen.setdefault(at, set()).add(which)
-        found.append(seen)
     return found
 
 
@@ -229,12 +224,7 @@ def folded_rows(sums: AxisSum) -> AxisSum:
 
 def _halving(x: str, lanes: int) -> list[str]:
     """Adds up `x` over the first lanes of a pair; every lane gets the sum."""
-    steps = []
-    half = 1
-    while half < lanes:
-        steps.append(f"{x} += __shfl_xor_sync(ALL, {x}, {half});")
-        half *= 2
-    return steps
+    return [f"{x} += __shfl_xor_sync(ALL, {x}, {1 << k});" for k in range((lanes - 1).bit_length())]
 
 
 def mask_of(at: int) -> str:
@@ -246,11 +236,11 @@ def _weighted(terms: list[tuple[str, int]], start: str) -> str:
     """start + Σ of terms, each from the lane `at` places away, times its mask."""
     text = start
     for name, at in sorted(terms, key=lambda t: (t[1] != 0, t[1])):
-        value = shifted(name, at)
         if at == 0:
-            text = f"{text} + {value}" if text else value
+            text = f"{text} + {name}" if text else name
         else:
-            text = f"fma({mask_of(at)}, {value}, {text})" if text else f"{mask_of(at)} * {value}"
+            value, mask = shifted(name, at), mask_of(at)
+            text = f"fma({mask}, {value}, {text})" if text else f"{mask} * {value}"
     return text
 
 

@@ -10,12 +10,13 @@ stages, and what goes in and comes out. warp_layout.py lays a program over the w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cnngp.kernel.program import Program
 from cnngp.network.layers import Elementwise
 
-from ..kernel_frame import THETA_ARGUMENTS, Launch, stores
-from ..registers import Registers, in_registers
-from ..table_layout import TableLayout, folds
+from ..kernel_frame import THETA_ARGUMENTS, Launch, TableLayout, folds, stores
+from ..registers import Map, Registers, in_registers
 from .box_sums import folded_taps, is_total
 from .warp_layout import LANES, Stage, parked, stages
 from .warp_steps import StepWriter
@@ -61,13 +62,10 @@ def fold_from(program: Program) -> int:
 def foldable(program: Program, fold: int) -> bool:
     """Whether every sum across a folded map is one that `folded_column_sums` knows."""
     for op in program.ops:
-        across = None if op.sums is None or op.sums[2].is_identity else op.sums[2]
-        if across is None:
+        if op.sums is None or op.sums[2].is_identity:
             continue
-        if folds(op.shape, fold):
-            if not (is_total(across) or folded_taps(across, folds(op.out_shape, fold))):
-                return False
-        elif folds(op.out_shape, fold):
+        folded, after = folds(op.shape, fold), folds(op.out_shape, fold)
+        if after > folded or (folded and not (is_total(op.sums[2]) or folded_taps(op.sums[2], after))):
             return False
     return True
 
@@ -114,11 +112,9 @@ class KernelWriter(StepWriter):
         while rows > 1 and rows * columns * shared * item > shared_limit:
             rows, resident = rows // 2, 2 * resident
         warps, each = rows * columns, pack * repeat
-        for k, stage in enumerate(self.plan):
-            self._stage(k, stage)
-        park = (
-            f"    extern __shared__ vec dynamic_shared[];\n    real* park = (real*)dynamic_shared + warp * {shared};\n"
-        )
+        self.stages(self.plan, self.parks, str(pack), ("pair", "pair"))
+        park = "    extern __shared__ vec dynamic_shared[];\n"
+        park += f"    real* park = (real*)dynamic_shared + warp * {shared};\n"
         text = f"""\
 {chr(10).join(self.definitions)}
 extern "C" __global__ void __launch_bounds__({LANES * warps}, {resident})
@@ -146,33 +142,20 @@ pairs(const vec* __restrict__ first, const vec* __restrict__ second, real* __res
 """
         return text, Launch(LANES * warps, shared * warps * item, rows=rows, columns=columns * each)
 
-    def _stage(self, k: int, stage: Stage) -> None:
-        layout, count = self.layout, len(self.plan)
-        with self.stage(stage, f"{k + 1} of {count}", self.pack, str(self.pack)) as maps:
-            lanes = stage.lanes
-            self.put(
-                f"const int col = lane % {lanes}, pair = q + lane / {lanes}, j = min(j0 + pair, m - 1);",
-                f"const vec* t2 = second + (long long)j * {layout.row // layout.vector};",
-            )
-            self.declare(maps)
-            if k == 0:
-                start = self.registers.starts[0]
-                w = layout.held(start.shape)[2]
-                self.product(start, f"t2 + min(col, {w - 1}) + c * {layout.input.plane // layout.vector} + g * {w}")
-            else:
-                self.unpark(stage.live_in, self.parks[k - 1], "pair")
-            self.steps(stage)
-            if k + 1 < count:
-                self.park(stage.live_out, self.parks[k], "pair")
-            else:
-                self._output()
-        if count > 1:
-            self.put("__syncwarp();")
+    def names(self, stage: Stage, maps: Sequence[Map]) -> None:
+        lanes, row = stage.lanes, self.layout.row // self.layout.vector
+        self.put(
+            f"const int col = lane % {lanes}, pair = q + lane / {lanes}, j = min(j0 + pair, m - 1);",
+            f"const vec* t2 = second + (long long)j * {row};",
+        )
 
-    def _output(self) -> None:
-        K, *rest = self.registers.ends
+    def first_maps(self) -> None:
+        start, plane = self.registers.starts[0], self.layout.input.plane // self.layout.vector
+        w = self.layout.held(start.shape)[2]
+        self.product(start, f"t2 + min(col, {w - 1}) + c * {plane} + g * {w}")
+
+    def last_maps(self, stage: Stage) -> None:
         with self.block("if (col == 0 && j0 + pair < m) {"):
-            self.put(f"const real K = {self.number(self.program.unit)} * m{K.name}[0];")
-            for theta in rest:
-                self.put(f"const real T = {self.number(self.program.theta_unit)} * m{theta.name}[0];")
-            self.put(*stores("K", bool(rest), "").split("\n"))
+            results = zip("KT", (self.program.unit, self.program.theta_unit), self.registers.ends, strict=False)
+            self.put(*(f"const real {name} = {self.number(unit)} * m{m.name}[0];" for name, unit, m in results))
+            self.put(*stores("K", self.program.theta is not None, "").split("\n"))

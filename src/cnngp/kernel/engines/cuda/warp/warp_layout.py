@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from ..kernel_frame import TableLayout, held
 from ..registers import Map, Registers, Step
-from ..table_layout import TableLayout, held
 
 LANES = 32
 PACKS = (1, 2, 4, 8)  # pairs that one warp takes through the network together
@@ -40,7 +40,7 @@ def stages(registers: Registers, fold: int) -> tuple[Stage, ...]:
     steps, before = registers.steps, registers.before
 
     def fits(i: int, pack: int) -> bool:
-        maps = before[i] | steps[i].live | steps[i].read | steps[i].made
+        maps = before[i] | steps[i].live | steps[i].read | {s.dst for s in steps[i].both}
         return pack * max(held(m.shape, fold)[2] for m in maps) <= LANES
 
     def work(i: int, pack: int) -> float:
@@ -174,11 +174,10 @@ def segments(stage: Stage, layout: TableLayout) -> tuple[Loop | Run, ...]:
         if run is None:
             rest.append(stage.steps[i])
             i += 1
-            continue
-        found += loops(rest, layout)
-        rest = []
-        found.append(run)
-        i += len(run.steps)
+        else:
+            found += [*loops(rest, layout), run]
+            rest = []
+            i += len(run.steps)
     return (*found, *loops(rest, layout))
 
 
@@ -194,7 +193,8 @@ def _run(stage: Stage, start: int, layout: TableLayout) -> Run | None:
         for i in range(start, len(stage.steps)):
             step = stage.steps[i]
             before = stage.steps[i - 1].live if i else frozenset(stage.live_in)
-            in_use = {m.name for m in before if m not in step.read or m in step.live - step.made}
+            made = {s.dst for s in step.both}
+            in_use = {m.name for m in before if m not in step.read or m in step.live - made}
             if _core(step) != _core(first) or (work, beside) not in _work_arrays(step):
                 break
             if {work, beside} & in_use:

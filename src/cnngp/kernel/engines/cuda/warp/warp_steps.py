@@ -6,15 +6,15 @@ The kernel for pools writes its steps likewise, with a second image that is shif
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 
 from cnngp.network.geometry import AxisSum
 
 from ..formula_text.device_functions import text_of
 from ..formula_text.formula_writer import filled, literals
+from ..kernel_frame import TableLayout
 from ..registers import Map, Step
-from ..table_layout import TableLayout
 from .box_sums import SumWriter, folded_rows
 from .warp_layout import Run, Stage, segments
 
@@ -31,36 +31,58 @@ class StepWriter(SumWriter):
         super().__init__(dtype)
         self.layout = layout
 
-    # ---- the frame of a stage ----------------------------------------------------------------------------------------
+    # ---- stages -----------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def stage(self, stage: Stage, number: str, pack: int, pairs: str) -> Iterator[list[Map]]:
-        """The loop over those that lie side by side, up to `pairs` of them, with `stage.pack` at a time."""
-        maps = [*stage.live_in, *(part.dst for s in stage.steps for part in s.both)]
-        self.put(
-            "", f"// ---- stage {number}: {stage.pack} side by side, maps up to {max(m.shape[2] for m in maps)} wide"
-        )
-        loop = ["#pragma unroll 1", f"for (int q = 0; q < {pairs}; q += {stage.pack}) {{"]
-        with self.block(*(loop if stage.pack < pack else ["{"])):
-            self.put("" if stage.pack < pack else "const int q = 0;")
-            yield maps
+    def stages(self, plan: Sequence[Stage], parks: Sequence[dict[int, int]], pairs: str, own: tuple[str, str]) -> None:
+        """All stages of a plan, for up to `pairs` that lie side by side.
 
-    def declare(self, maps: Sequence[Map]) -> None:
-        for name in sorted({m.name for m in maps}):
-            self.put(f"real m{name}[{max(self.layout.held(m.shape)[1] for m in maps if m.name == name)}];")
+        Between stages maps wait in shared memory; `own` are the numbers of those there that a lane reads and writes.
+        """
+        pack = max(s.pack for s in plan)
+        for k, stage in enumerate(plan):
+            maps = [*stage.live_in, *(part.dst for s in stage.steps for part in s.both)]
+            widest, number = max(m.shape[2] for m in maps), f"{k + 1} of {len(plan)}"
+            self.put("", f"// ---- stage {number}: {stage.pack} side by side, maps up to {widest} wide")
+            loop = ["#pragma unroll 1", f"for (int q = 0; q < {pairs}; q += {stage.pack}) {{"]
+            with self.block(*(loop if stage.pack < pack else ["{"])):
+                self.put("" if stage.pack < pack else "const int q = 0;")
+                self.names(stage, maps)
+                for name in sorted({m.name for m in maps}):
+                    rows = max(self.layout.held(m.shape)[1] for m in maps if m.name == name)
+                    self.put(f"real m{name}[{rows}];")
+                if k == 0:
+                    self.first_maps()
+                for m in stage.live_in if k > 0 else ():
+                    _, h, w = self.layout.held(m.shape)
+                    at = f"{parks[k - 1][m.name]} + {own[0]} * {h * w} + min(col, {w - 1})"
+                    self.per_row(h, f"m{m.name}[r] = park[{at} + r * {w}];")
+                if len(plan) > 1 or not self.chained(stage):
+                    self.steps(stage)
+                for m in stage.live_out if k + 1 < len(plan) else ():
+                    _, h, w = self.layout.held(m.shape)
+                    with self.block(f"if (col < {w}) {{"):
+                        at = f"{parks[k][m.name]} + {own[1]} * {h * w} + col"
+                        self.per_row(h, f"park[{at} + r * {w}] = m{m.name}[r];")
+                if k + 1 == len(plan):
+                    self.last_maps(stage)
+            if len(plan) > 1:
+                self.put("__syncwarp();")
 
-    def unpark(self, maps: Sequence[Map], places: dict[int, int], which: str) -> None:
-        """Maps that wait in shared memory, of the one that is number `which` there."""
-        for m in maps:
-            _, h, w = self.layout.held(m.shape)
-            at = f"{places[m.name]} + {which} * {h * w} + min(col, {w - 1})"
-            self.per_row(h, f"m{m.name}[r] = park[{at} + r * {w}];")
+    def names(self, stage: Stage, maps: Sequence[Map]) -> None:
+        """Declare what says where a lane is: its column, and which of those that lie side by side."""
+        raise NotImplementedError
 
-    def park(self, maps: Sequence[Map], places: dict[int, int], which: str) -> None:
-        for m in maps:
-            _, h, w = self.layout.held(m.shape)
-            with self.block(f"if (col < {w}) {{"):
-                self.per_row(h, f"park[{places[m.name]} + {which} * {h * w} + col + r * {w}] = m{m.name}[r];")
+    def first_maps(self) -> None:
+        """Write what the first stage starts from."""
+        raise NotImplementedError
+
+    def last_maps(self, stage: Stage) -> None:
+        """Write what becomes of the last stage's maps."""
+        raise NotImplementedError
+
+    def chained(self, stage: Stage) -> bool:
+        """Whether the only stage could be written in a shorter way, and was."""
+        return False
 
     def product(self, m: Map, second: str, held: bool = False) -> None:
         """K⁰ = Σ_c x_c x'_c; `second` is the address of the second image's channel c in group g of rows."""
