@@ -47,8 +47,11 @@ READING = ("classify", "regress", "gram", "search", "sample")
         ("--train 0", "Invalid value for '--train': 0 is not in the range x>=1."),
         ("--train many", "Invalid value for '--train': 'many' is not a valid integer range"),
         ("--samples 10", "Invalid value for '--samples': 10 is not in the range x>=20."),
-        ("--channels 4", "--channels 4: give at least two different positive widths"),
-        ("--channels 4,many", "--channels 4,many: expected integers with commas"),
+        ("--channels 4", "Invalid value for '--channels': 4: expected at least two different"),
+        (
+            "--channels 4,many",
+            "Invalid value for '--channels': 4,many: expected at least two different",
+        ),
     ],
 )
 def test_options_are_checked_before_anything_is_read(words: str, message: str, tmp_path: Path, command: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from cnngp import GPClassifier, GPRegressor, datasets, zoo
-from cnngp.cli.predict import how_unusual
+from cnngp.cli.models import how_unusual
 
 from .conftest import Command, discs
 

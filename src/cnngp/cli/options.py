@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,6 +47,14 @@ def _shape(least: int, most: int) -> Callable[[str], tuple[int, ...]]:
     return parse
 
 
+def _widths(value: str) -> tuple[int, ...]:
+    """At least two different positive numbers, with commas between them."""
+    widths = tuple(map(int, value.split(",")))
+    if len(set(widths)) < 2 or min(widths) < 1:
+        raise ValueError
+    return widths
+
+
 def _number(least: float, *words: str) -> Callable[[str], str | float]:
     """A finite number of this or more, or one of the words for how it is chosen."""
 
@@ -81,6 +89,7 @@ _WORD, _SCALE = "NUMBER|ml|loo", "ml, loo or a positive number"
 _SIZE = Kind("HxW", _shape(1, 2), "a height and a width such as 48x64, or one number for both")
 _SHAPES = "the channels, then the sizes, such as 1,28,28 for images or 1,128 for signals"
 _NOISE = "a variance of 0 or more, ml to choose it by likelihood, or loo by leave-one-out"
+_WIDTHS = "at least two different positive integers with commas, such as 4,16,64"
 _PREPARATIONS = ("plain", "contrast", "detail", "edges", "normalised", "standardised", "zca", "patches", "spectral")
 _PREPARED = f"How each image is prepared: {', '.join(_PREPARATIONS)}"
 
@@ -181,7 +190,7 @@ OPTIONS = (
         "May be repeated."
     ),
     Option("sampler", "search", _one_of("random", "tpe"), "random").says("tpe learns from the draws before."),
-    Option("channels", "sample", Kind("N,N,…"), "4,16,64").says("Channels of the first stage."),
+    Option("channels", "sample", Kind("N,N,…", _widths, _WIDTHS), "4,16,64").says("Channels of the first stage."),
     Option("samples", "sample", click.IntRange(20), 1000).says("Number of networks drawn at each width."),
     Option("outputs", "sample", _NUMBER, 64).says("Outputs per network; more of them make the estimates more precise."),
     Option("seed", f"search sample {_PAPER}", _FROM_0, 0).says("The same seed draws the same networks."),
@@ -243,7 +252,7 @@ class Interrupted(Exception):
 class Command(click.Command):
     """`run` as the command `name`: its docstring is the help, its options are those of the table."""
 
-    def __init__(self, name: str, run: Callable[[Asked], None], examples: str = "") -> None:
+    def __init__(self, name: str, run: Callable[[Asked], None], examples: Sequence[str] = ()) -> None:
         def command(**given: Any) -> None:
             context = click.get_current_context()
             words = f"{context.command_path} {shlex.join(context.meta[_WORDS])}".strip()
@@ -253,13 +262,13 @@ class Command(click.Command):
             except KeyboardInterrupt as error:
                 raise Interrupted(str(error) or "interrupted") from None
 
-        lines = ["Example:" if examples.count("\n") < 2 else "Examples:", *examples.strip().split("\n")]
+        lines = ["Example:" if len(examples) == 1 else "Examples:", *examples]
         super().__init__(
             name,
             params=[option.parameter for option in of_command(name)],
             callback=command,
             help=run.__doc__,
-            epilog="\b\n" + "\n  ".join(map(str.strip, lines)) if examples else None,
+            epilog="\b\n" + "\n  ".join(lines) if examples else None,
             context_settings=SETTINGS,
         )
 
