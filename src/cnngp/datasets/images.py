@@ -243,16 +243,13 @@ class Reader:
 
     def skip(self, file: Path, outside: bool = False) -> None:
         """Count a file that is not read, by its kind; `outside` of the folders of classes an image is one too."""
+        kind = file.suffix.lower() or "without a suffix"
         if file.name.startswith("."):
             kind = "hidden"
         elif not is_regular(file):
             kind = "not regular"
-        else:
-            kind = (
-                "outside of the class folders"
-                if outside and is_image(file)
-                else file.suffix.lower() or "without a suffix"
-            )
+        elif outside and is_image(file):
+            kind = "outside of the class folders"
         self._left[kind] += 1
 
     def account(self) -> str:

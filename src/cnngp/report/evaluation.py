@@ -178,7 +178,11 @@ class Evaluation(ABC):
         suspect = "" if self.suspects is None else f"<p>{escape(self.suspects.sentence)}</p>{page.grid(self.suspect)}"
         uncertain, covered = page.grid(self.uncertain), page.table(self.covered()) if self.covered() else ""
         shown = {"coverage": covered, "wrong": self.shown_mistakes(), "suspect": suspect, "uncertain": uncertain}
-        return "".join(page.section(*self.texts[name], content) for name, content in shown.items() if content)
+        found = ""
+        for name, (heading, said) in self.texts.items():
+            if shown[name]:
+                found += f'<h2>{heading}</h2>\n<p class="muted">{said}</p>\n{shown[name]}'
+        return found
 
     def shown_mistakes(self) -> str:
         """The pictures of `wrong` that are worth showing."""
