@@ -32,8 +32,8 @@ def predict(asked: Asked) -> None:
 
     from cnngp.common.errors import DatasetError
     from cnngp.datasets.folders_and_tables import image_files
-    from cnngp.datasets.images import MAX_PIXELS, read_image
-    from cnngp.report.answers import answers
+    from cnngp.datasets.images import MAX_PIXELS
+    from cnngp.report.answers import answers, pixels_of
 
     path, model, largest = read_model(asked.model, asked.device)
     numbers = not hasattr(model, "classes_")
@@ -43,8 +43,7 @@ def predict(asked: Asked) -> None:
     read, bad = {}, {}
     for file in image_files(asked.images):
         try:
-            aspect = model.image_aspect_ or "squash"
-            read[file] = read_image(file, model.input_shape_, aspect, asked.max_pixels or MAX_PIXELS)
+            read[file] = pixels_of(model, file, largest, asked.max_pixels or MAX_PIXELS)
         except DatasetError as error:
             bad[file] = str(error)
     if not read:
@@ -52,9 +51,8 @@ def predict(asked: Asked) -> None:
         raise DatasetError("; ".join(list(bad.values())[:_LISTED]) + more)
     for message in bad.values():
         warn(message)
-    X = np.stack(list(read.values())).astype(np.float32)
     with warnings_as_lines():
-        said = list(answers(model, X if largest != 1 else X / np.float32(255.0), coverage))
+        said = list(answers(model, np.stack(list(read.values())), coverage))
     engine = model.fit_.only_kernel.engine(model.input_shape_)
     say("engine", engine)
     if largest != 1:

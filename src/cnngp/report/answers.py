@@ -95,6 +95,12 @@ def _numbers(
         yield said | {"novelty": float(novelty[i]), "novelty_rank": rank, "near": near}
 
 
+def pixels_of(model: Any, file: Path | bytes, largest: int = 1, max_pixels: int = MAX_PIXELS) -> NDArray[np.float32]:
+    """An image file, or its content, as the model's training images are, whose pixels go up to `largest`, 1 or 255."""
+    pixels = read_image(file, model.input_shape_, model.image_aspect_ or "squash", max_pixels)
+    return pixels.astype(np.float32) / np.float32(255.0 if largest == 1 else 1.0)
+
+
 def where(model: Any, X: NDArray[Any]) -> NDArray[np.float64] | None:
     """What each pixel does to what is predicted, in the shape of X; None of a kernel that has no gradient."""
     if model.kind == "ntk":
@@ -217,11 +223,9 @@ class Answers:
                 "this model was fitted on features of pictures, and needs those of a new one: see predict"
             )
         try:
-            aspect: Any = self.model.image_aspect_ or "squash"
-            pixels = read_image(file, self.model.input_shape_, aspect, self._max_pixels)
+            return pixels_of(self.model, file, self._largest, self._max_pixels)
         except DatasetError:
             raise DatasetError("this is not a picture that can be read; try a PNG or JPEG file") from None
-        return pixels.astype(np.float32) / np.float32(255.0 if self._largest == 1 else 1.0)
 
     def look(self, file: bytes) -> dict[str, Any]:
         """What the model says of an image file's content, and the training images behind it."""
