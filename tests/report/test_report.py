@@ -16,12 +16,13 @@ import pytest
 from PIL import Image
 
 from cnngp import GPClassifier, GPRegressor, datasets, zoo
+from cnngp.estimators.choosing import Expected
 from cnngp.estimators.learning import Learned
 from cnngp.gp.calibration import reliability
 from cnngp.report import page, plots
 from cnngp.report.classification import CLEAR, Classes, bins_for
 from cnngp.report.regression import Numbers, NumberScores
-from cnngp.report.run import run
+from cnngp.report.run import _Stages, run
 from cnngp.report.suspects import suspect_labels
 from helpers.browser import needs_browser, opened, title_of
 
@@ -116,6 +117,15 @@ def test_a_run_from_a_notebook_says_and_writes_what_the_commands_do(
     assert found.estimator.score(few.X_test, few.y_test) == pytest.approx(found.as_dict()["test"]["r2"])
     assert sorted(p.name for p in tmp_path.iterdir()) == ["model.gp", "report.html", "results.json"]
     assert "leave-one-out          R² " in capsys.readouterr().out
+
+
+def test_the_time_that_is_announced_is_of_all_pairs_the_solve_and_the_report() -> None:
+    said: list[tuple[str, ...]] = []
+    stages = _Stages(lambda *words: said.append(words), DATA)
+    stages.tell("expected", Expected(choosing=10.0, a_pair=1e-3))  # 150 · 149 / 2 + 150 · 80 pairs
+    assert said == [("expected time", "about 35.7 s for 23,175 pairs, the solve and the report")]
+    stages.tell("expected", Expected(choosing=0.0, a_pair=1e-6))
+    assert len(said) == 1  # of a few seconds nobody needs to be told
 
 
 def test_mistakes_that_are_not_confident_are_not_called_so(classes: Classes, monkeypatch: pytest.MonkeyPatch) -> None:
