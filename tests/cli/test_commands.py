@@ -20,7 +20,7 @@ from cnngp.common import memory
 
 from .conftest import Command
 
-COMMANDS = list(app.commands)
+COMMANDS = app.list_commands(None)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

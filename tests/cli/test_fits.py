@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import re
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -210,35 +209,13 @@ def test_gram_computes_the_matrices_of_a_recipe_and_a_fit_uses_them(tmp_path: Pa
 def test_what_stands_in_class_order_is_tested_on_all_classes(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = datasets.digits()
-    rows, rows_test = np.argsort(data.y, kind="stable"), np.argsort(data.y_test, kind="stable")
-    arrays = {"x_train": data.X[rows], "y_train": data.y[rows]}
-    np.savez(tmp_path / "sorted.npz", **arrays, x_test=data.X_test[rows_test], y_test=data.y_test[rows_test])
-    words = "--network small_cnn --no-model --json"
-    found = command(f"classify --data {tmp_path / 'sorted.npz'} --train 100 --test 40 {words} --output {tmp_path}").json
-    assert (found["train"], found["classes"]) == (100, 10)
-    assert found["test_error"] < 0.3
     for part in ("train", "test"):
         slanted(tmp_path / "f" / part)
     monkeypatch.chdir(tmp_path / "f")
-    found = command(f"classify --data . --train 16 --test 12 --size 12 {words}").json
+    words = "--train 16 --test 12 --size 12 --network small_cnn --no-model --json"
+    found = command(f"classify --data . {words}").json
     assert (found["train"], found["classes"], found["test_error"]) == (16, 2, 0.0)
     assert (tmp_path / "f" / "out" / "f-small_cnn-16" / "report.html").is_file()
-
-
-def test_class_names_that_no_figure_expects(tmp_path: Path, command: Command) -> None:
-    """A broken formula, letters that the font lacks (one warning line), a name wider than the figure."""
-    names = np.array(["$x_$ % {y}", "汉", "a" * 120, *"3456789"])
-    data = datasets.digits().take(60, 30)
-    arrays = {"x_train": data.X, "y_train": names[data.y], "x_test": data.X_test, "y_test": names[data.y_test]}
-    np.savez(tmp_path / "named.npz", **arrays)
-    with warnings.catch_warnings():
-        warnings.simplefilter("default")  # as at a user's command line
-        words = f"--data {tmp_path / 'named.npz'} --network small_cnn --output {tmp_path / 'out'}"
-        error = command(f"classify {words}").err.splitlines()
-    assert error
-    assert all(line.startswith("warning: Glyph 27721 ") for line in error)
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["model.gp", "report.html", "results.json"]
 
 
 CLASSES = (os.fsdecode(b"caf\xe9"), "=1+1\r", "naïve $x_$ <b>\x1b[2J")
@@ -281,8 +258,8 @@ def test_no_test_set(tmp_path: Path, command: Command, refused: Any) -> None:
     Image.new("L", (8, 8), 90).save(train / "lonely" / "0.png")
     words = f"classify --skip-bad --size 8 --network small_cnn --output {tmp_path / 'out'} --data"
     error = refused(f"{words} {train}")
-    assert "class lonely has a single image, and one of each class is kept for testing; add another" in error
-    assert "leave the class out, or fit all images without a test set: --test 0 of `cnngp classify`" in error
+    assert "class lonely has a single image, and one of each class is kept for testing; add another, leave" in error
+    assert error.endswith("or whole=True in Python\n")
     slanted(tmp_path / "b" / "val", n=4)
     said = command(f"{words} {tmp_path / 'b'} --test 0 --json")
     found, page = said.json, (tmp_path / "out" / "report.html").read_text()
@@ -342,16 +319,11 @@ def test_regress_fits_a_column_of_numbers(tmp_path: Path, command: Command) -> N
     assert found["loo"]["rmse"] == pytest.approx(reg.loo_error_)
     assert 0.8 < found["loo"]["r2"] == pytest.approx(1 - reg.loo_error_**2 / data.y.var())
     assert found["test"]["r2"] == pytest.approx(reg.score(data.X_test, data.y_test))
-    intervals = reg.predict_interval(data.X_test, coverage=0.9)
-    held = (intervals[:, 0] <= data.y_test) & (data.y_test <= intervals[:, 1])
-    assert found["coverage"]["right"] == pytest.approx(held.mean())
-    assert found["coverage"]["width"] == pytest.approx(np.median(np.diff(intervals)))
+    width = np.median(np.diff(reg.predict_interval(data.X_test, coverage=0.9)))
+    assert found["coverage"]["width"] == pytest.approx(width)
     assert said.line("leave-one-out").startswith("R² 0.")
     assert "hold " in said.line("intervals for 90 %")
-    page = (tmp_path / "out" / "report.html").read_text()
-    for text in ("Predicted and measured", "Error bars and intervals", "Furthest off", "Most uncertain"):
-        assert f"<h2>{text}</h2>" in page
-    assert f"cnngp {words}" in page
+    assert f"cnngp {words}" in (tmp_path / "out" / "report.html").read_text()
     assert len(read_csv(tmp_path / "s.csv")[1]) == 32
     without = command(f"{words} --test 0 --no-model --output {tmp_path / 'out'} --json").json
     assert (without["train"], without["test"]) == (40, None)
@@ -364,6 +336,7 @@ def test_regress_fits_a_column_of_numbers(tmp_path: Path, command: Command) -> N
     [
         ("regress --columns colour", "discs has words such as 'grey' for numbers; `cnngp classify` takes classes"),
         ("regress --columns radius,same", "discs has 2 labels for each image, and this run is of one"),
+        ("classify --columns radius,same", "discs has 2 labels for each image, and this run classifies by one"),
         ("regress --columns same", "discs has the same number, 7, for every image"),
         ("classify --columns radius", "for labels, which are no classes; `cnngp regress` fits numbers"),
     ],

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from cnngp import GPClassifier, GPRegressor, datasets, zoo
-from cnngp.cli.predict import how_unusual
+from cnngp.cli.models import how_unusual
 
 from .conftest import Command, discs
 
@@ -60,14 +60,6 @@ def test_sets_hold_the_classes_that_an_image_may_have(classified: Path, tmp_path
     assert re.search("(all|99 %) of the training images$", table[2])
     assert all(len(image["set"]) == 10 for image in command(
         f"predict {classified} {files} --coverage 0.999 --json").json["images"])  # fmt: skip
-
-
-def test_an_image_of_a_fit_without_noise_has_its_own_class_alone(classified: Path) -> None:
-    clf, data = GPClassifier.load(classified / "model.gp"), datasets.digits().take(60)
-    assert clf.fit_report_.noise == 0.0
-    sets = clf.predict_set(data.X, coverage=0.9)
-    assert sets.sum(1).tolist() == [1] * 60
-    assert clf.classes_[sets.argmax(1)].tolist() == data.y.tolist()
 
 
 def test_numbers_come_with_an_interval(tmp_path: Path, command: Command, refused: Any) -> None:

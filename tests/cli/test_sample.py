@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 
 from cnngp import zoo
-from cnngp.cli import run
 
 from .conftest import Command
 
@@ -46,24 +44,6 @@ def test_what_cannot_be_is_refused_before_networks_are_drawn(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder.png"]
     if not torch.cuda.is_available():
         assert refused("sample --device cuda").startswith("error: --device cuda cannot be used by PyTorch")
-
-
-@pytest.mark.parametrize("terminal", [False, True])
-def test_the_progress_bar_is_for_terminals(terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_limit = limits.check_limit
-
-    def slow(*arguments: Any, progress: Any, **named: Any) -> Any:
-        progress.__self__.delay = 0  # as after a second
-        progress(1)
-        progress.__self__.refresh()
-        return check_limit(*arguments, progress=progress, **named)
-
-    error = io.StringIO()
-    monkeypatch.setattr(error, "isatty", lambda: terminal)
-    monkeypatch.setattr(limits, "check_limit", slow)
-    monkeypatch.setattr(sys, "stderr", error)
-    assert run([*FEW.split(), str(tmp_path / "a.png")]) == 0
-    assert ("sampling" in error.getvalue()) == terminal
 
 
 def test_auto_is_chosen_by_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command) -> None:

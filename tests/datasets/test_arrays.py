@@ -87,15 +87,10 @@ def test_the_shape_of_signals_images_and_volumes(
         (
             (1, 128),
             None,
-            r"could be signals or images; say which: input_shape=\(1, 128\) \(--input-shape 1,128\) for signals of "
-            r"128 samples in 1 channel, input_shape=\(1, 1, 128\) \(--input-shape 1,1,128\) for grey images of 1 × 128",
+            r"could be signals or images; say which: input_shape=\(1, 128\) \(--input-shape 1,128\) for sign",
         ),
-        (
-            (127,),
-            None,
-            r"rows of 127 numbers; say what they are, such as input_shape=\(1, 127\) "
-            r"\(--input-shape 1,127\) for signals$",
-        ),
+        ((1, 128), None, r"of 128 samples in 1 channel, .*\(--input-shape 1,1,128\) for grey images of 1 × 128$"),
+        ((127,), None, r"rows of 127 numbers; say what they are, such as input_shape=\(1, 127\) .* for signals$"),
         ((64,), None, r"for signals, or input_shape=\(1, 8, 8\) \(--input-shape 1,8,8\) for images"),
         ((2, 3, 4, 5), None, "or the shape of one, channels first"),
         ((128,), (1, 100), r"does not hold images of \(1, 100\), 100 numbers each; give another shape"),

@@ -20,20 +20,18 @@ from cnngp.common import memory
 from cnngp.common.errors import DatasetError
 from cnngp.datasets import images
 
-RNG = np.random.default_rng(0)
+from .conftest import RNG, save_classes
 
 
-def png(width: int, height: int, rows: int, bits: int = 8, kind: int = 0, value: int = 1) -> bytes:
-    """A PNG whose data, complete in themselves, hold so many of its rows."""
+def png(width: int, height: int, rows: int) -> bytes:
+    """A grey PNG whose data, complete in themselves, hold so many of its rows."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
-    row = b"\0" + bytes([value]) * ((width * bits * {0: 1, 2: 3}[kind] + 7) // 8)
-    header = struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows * row)) + chunk(b"IEND", b"")
-    )
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+    data = chunk(b"IDAT", zlib.compress(rows * (b"\0" + width * b"\1")))
+    return b"\x89PNG\r\n\x1a\n" + header + data + chunk(b"IEND", b"")
 
 
 def jpeg(pixels: np.ndarray, cut: float = 1.0) -> bytes:
@@ -78,18 +76,13 @@ def test_more_pixels_than_allowed_are_refused_before_they_are_decoded(
 ) -> None:
     (tmp_path / "a.png").write_bytes(png(1, 170_000_000, 1))
     monkeypatch.setattr(Image.Image, "load", None)
-    with pytest.raises(
-        DatasetError, match=r"a\.png is not .* 1 × 170,000,000 pixels, more than 40,000,000: max_pixels="
-    ):
+    with pytest.raises(DatasetError, match=r"a\.png .* 1 × 170,000,000 pixels, more than 40,000,000: max_pixels="):
         read(tmp_path / "a.png")
 
 
 def test_the_limit_of_pixels_can_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40)  # Pillow's own, which would warn or refuse at less
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        for i in range(2):
-            (tmp_path / name / f"{i}.png").write_bytes(png(10, 10, 10))
+    save_classes(tmp_path, 2, (10, 10))
     with pytest.raises(DatasetError, match=r"4 of 4 files in .* 10 × 10 pixels, more than 99: max_pixels= \(--max-pix"):
         datasets.load(tmp_path, max_pixels=99)
     assert datasets.load(tmp_path, max_pixels=100).image_shape == (1, 10, 10)
@@ -128,9 +121,7 @@ def test_pipes_and_files_of_the_system_are_not_waited_for(tmp_path: Path) -> Non
     os.mkfifo(tmp_path / "pipe.png")
     os.mkfifo(tmp_path / "pipe.npz")
     for path in (tmp_path / "pipe.png", Path("/proc/self/mem"), Path("/dev/zero"), tmp_path):
-        with pytest.raises(
-            DatasetError, match="is not a regular file, but a folder, a pipe, a device or a file of the"
-        ):
+        with pytest.raises(DatasetError, match="is not a regular file, but a folder, a pipe, a device or"):
             images.read_image(path, (1, 8, 8))
     with pytest.raises(DatasetError, match="is not a regular file"):
         datasets.load(tmp_path / "pipe.npz")
@@ -139,10 +130,7 @@ def test_pipes_and_files_of_the_system_are_not_waited_for(tmp_path: Path) -> Non
 
 
 def test_pipes_in_folders_are_counted(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        for i in range(2):
-            (tmp_path / name / f"{i}.png").write_bytes(png(8, 8, 8))
+    save_classes(tmp_path, 2)
     os.mkfifo(tmp_path / "a" / "pipe.png")
     (tmp_path / "b" / "gone.png").symlink_to(tmp_path / "nowhere.png")
     assert datasets.load(tmp_path, whole=True).notes == ("left out 2 files: 2 not regular",)
@@ -152,18 +140,12 @@ def test_pipes_in_folders_are_counted(tmp_path: Path) -> None:
 def test_images_that_do_not_fit_are_refused_before_the_first_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int | None
 ) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        for i in range(2):
-            (tmp_path / name / f"{i}.png").write_bytes(png(60, 60, 60))
+    save_classes(tmp_path, 2, (60, 60))
     monkeypatch.setattr(images, "read_deep_image", None)
     if size is not None:
         monkeypatch.setattr(images, "read_head", None)
     free = 10**8 if size else 4 * 60 * 60 * 8 - 1
     monkeypatch.setattr(memory, "available", lambda device="cpu": free)
-    needed = "800 MB" if size else "115 kB"
-    shape = "5,000 × 5,000" if size else "60 × 60"
-    with pytest.raises(
-        MemoryError, match=rf"4 images of {shape} pixels \(size=, --size\) needs {needed} of memory, but"
-    ):
+    needed = "5,000 × 5,000 pixels .* needs 800 MB" if size else "60 × 60 pixels .* needs 115 kB"
+    with pytest.raises(MemoryError, match=rf"4 images of {needed} of memory, but"):
         datasets.load(tmp_path, size=size)

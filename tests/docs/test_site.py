@@ -136,7 +136,7 @@ COMMANDS = sorted(
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_and_options_that_are_shown_exist(command: str) -> None:
-    known = app.commands
+    known = {name: app.get_command(None, name) for name in app.list_commands(None)}
     words = command.split()[1:]
     for name in words[0].split("|") if words and not words[0].startswith("-") else []:
         if name not in known:

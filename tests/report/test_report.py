@@ -16,12 +16,13 @@ import pytest
 from PIL import Image
 
 from cnngp import GPClassifier, GPRegressor, datasets, zoo
+from cnngp.estimators.choosing import Expected
 from cnngp.estimators.learning import Learned
 from cnngp.gp.calibration import reliability
 from cnngp.report import page, plots
-from cnngp.report.classification import CLEAR, Classes, _error, bins_for
+from cnngp.report.classification import CLEAR, Classes, bins_for
 from cnngp.report.regression import Numbers, NumberScores
-from cnngp.report.run import run
+from cnngp.report.run import _Stages, run
 from cnngp.report.suspects import suspect_labels
 from helpers.browser import needs_browser, opened, title_of
 
@@ -68,6 +69,9 @@ def test_what_is_found_of_classes(classes: Classes) -> None:
         assert [n.label for n in p.neighbours] == [voice["label"] for voice in of["because_of"]]
         assert 0 < of["novelty"] < 1
     json.dumps(told, allow_nan=False)
+    tiles = {name.split(":")[0]: value for value, name in classes.tiles()}
+    assert tiles["test error"] == f"{100 * classes.test.error:.0f} %"
+    assert tiles["log marginal likelihood"].startswith("−")
 
 
 def test_sets_on_test_images(classes: Classes) -> None:
@@ -115,6 +119,15 @@ def test_a_run_from_a_notebook_says_and_writes_what_the_commands_do(
     assert "leave-one-out          R² " in capsys.readouterr().out
 
 
+def test_the_time_that_is_announced_is_of_all_pairs_the_solve_and_the_report() -> None:
+    said: list[tuple[str, ...]] = []
+    stages = _Stages(lambda *words: said.append(words), DATA)
+    stages.tell("expected", Expected(choosing=10.0, a_pair=1e-3))  # 150 · 149 / 2 + 150 · 80 pairs
+    assert said == [("expected time", "about 35.7 s for 23,175 pairs, the solve and the report")]
+    stages.tell("expected", Expected(choosing=0.0, a_pair=1e-6))
+    assert len(said) == 1  # of a few seconds nobody needs to be told
+
+
 def test_mistakes_that_are_not_confident_are_not_called_so(classes: Classes, monkeypatch: pytest.MonkeyPatch) -> None:
     first = classes.wrong[0]
 
@@ -141,15 +154,6 @@ def test_a_model_that_learned_nothing_is_not_presented_as_a_result(kind: Any) ->
     assert drawn.count("etter than guessing: " if kind is GPClassifier else "etter than the mean of all targets: ") == 2
     assert re.search("Confidently wrong|Furthest off|Suspect|Sets instead|Error bars", drawn) is None
     assert "this model is not clearly\nbetter than guessing" in drawn
-
-
-def test_few_images_are_told_with_their_interval_and_many_without() -> None:
-    assert _error("test error", 13 / 24, 24) == ("54 %", "test error: 13 of 24, likely 35 % to 72 %")
-    assert _error("test error", 13 / 24, 24_000) == ("54.17 %", "test error")
-
-
-def test_a_negative_likelihood_has_a_minus(classes: Classes) -> None:
-    assert any(value.startswith("−") for value, name in classes.tiles() if name == "log marginal likelihood")
 
 
 def test_the_page_is_self_contained(text: str, classes: Classes) -> None:

@@ -1,69 +1,64 @@
-"""The command line: arguments in, tables out, no mathematics. One file a command; bad input is one line."""
+"""The command line: arguments in, tables out, no mathematics. A command's file is imported when it is asked for."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from collections.abc import Callable
+from importlib import import_module
 
 import click
 
 from cnngp import __version__
 
-from .fit import classify, regress
-from .gram import gram
-from .networks import info, networks
-from .options import SETTINGS, Asked, Command, Interrupted
+from .options import SETTINGS, Command, Interrupted
 from .output import shown
-from .predict import predict
-from .reproduce import reproduce
-from .sample import sample
-from .search import search
-from .view import view
 
-_COMMANDS: dict[Callable[[Asked], None], str] = {
-    classify: """
-        cnngp classify
-        cnngp classify --data photos/ --size 32 --suspects suspects.csv
-        cnngp classify --data mnist --network resnet32 --train 1000
-    """,
-    regress: "cnngp regress --data apples.csv --columns weight",
-    predict: """
-        cnngp predict out/photos-auto-400/model.gp new.jpg more-photos/
-        cnngp predict out/photos-auto-400 new.jpg --coverage 0.9
-    """,
-    view: "cnngp view out/photos-auto-400/model.gp",
-    gram: """
-        cnngp gram --data mnist --network resnet32 --plan
-        cnngp gram --data mnist --network resnet32 --store mnist.zarr
-        cnngp gram --status mnist.zarr
-    """,
-    search: "cnngp search --data mnist --space paper-cnn --draws 27 --train 10000 --full 3",
-    sample: "cnngp sample --network small_cnn --channels 4,16,64",
-    reproduce: "cnngp reproduce all --quick",
-    networks: """
-        cnngp networks
-        cnngp networks resnet32 --input-shape 1,28,28
-    """,
-    info: "cnngp info --json",
+_COMMANDS = {
+    "classify": (
+        "fit",
+        "cnngp classify",
+        "cnngp classify --data photos/ --size 32 --suspects suspects.csv",
+        "cnngp classify --data mnist --network resnet32 --train 1000",
+    ),
+    "regress": ("fit", "cnngp regress --data apples.csv --columns weight"),
+    "predict": (
+        "models",
+        "cnngp predict out/photos-auto-400/model.gp new.jpg more-photos/",
+        "cnngp predict out/photos-auto-400 new.jpg --coverage 0.9",
+    ),
+    "view": ("models", "cnngp view out/photos-auto-400/model.gp"),
+    "gram": (
+        "gram",
+        "cnngp gram --data mnist --network resnet32 --plan",
+        "cnngp gram --data mnist --network resnet32 --store mnist.zarr",
+        "cnngp gram --status mnist.zarr",
+    ),
+    "search": ("search", "cnngp search --data mnist --space paper-cnn --draws 27 --train 10000 --full 3"),
+    "sample": ("sample", "cnngp sample --network small_cnn --channels 4,16,64"),
+    "reproduce": ("reproduce", "cnngp reproduce all --quick"),
+    "networks": ("networks", "cnngp networks", "cnngp networks resnet32 --input-shape 1,28,28"),
+    "info": ("networks", "cnngp info --json"),
 }
-"""Each command with its examples."""
+"""Each command with its file and its examples."""
 
 
-class _InOrder(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context | None) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context | None, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        file, *examples = _COMMANDS[cmd_name]
+        return Command(cmd_name, getattr(import_module(f".{file}", __package__), cmd_name), examples)
 
 
-@click.group(cls=_InOrder, context_settings=SETTINGS)
+@click.group(cls=_Commands, context_settings=SETTINGS)
 @click.version_option(__version__, message="cnngp %(version)s", help="Print the version and exit.")
 def app() -> None:
     """Exact Gaussian processes from infinitely wide convolutional networks."""
 
-
-for _command, _examples in _COMMANDS.items():
-    app.add_command(Command(_command.__name__, _command, _examples))
 
 # The code of a program whose reader went away: 128 + SIGPIPE.
 _CLOSED = 141

@@ -46,7 +46,9 @@ def _fit(kind: Any, asked: Asked, **more: Any) -> None:
     images = read_data(asked, whole=asked.test == 0).take(asked.train, asked.test)
     if len(images.image_shape) == 2:  # of signals; images speak for themselves
         estimator.set_params(input_shape=images.image_shape)
-    folder = asked.output or Path("out") / _folder_name(images, asked)
+    name = Path(asked.network).stem if asked.recipe is None else asked.recipe.stem
+    tangent = "" if asked.kind == "nngp" else f"-{asked.kind}"
+    folder = asked.output or Path("out") / f"{images.name}-{name}{tangent}-{len(images.X)}"
     check_writable("--output", folder)
     if asked.suspects is not None:
         check_writable("--suspects", asked.suspects, folder=False)
@@ -84,9 +86,3 @@ def _fit(kind: Any, asked: Asked, **more: Any) -> None:
         predict = f"cnngp predict {path} NEW.jpg\n" if found.estimator.pictures_ is None else ""
         say("what to do next", f"{predict}cnngp view {path}")
     last_line(found.as_dict())
-
-
-def _folder_name(images: Any, asked: Asked) -> str:
-    name = Path(asked.network).stem if asked.recipe is None else asked.recipe.stem
-    tangent = "" if asked.kind == "nngp" else f"-{asked.kind}"
-    return f"{images.name}-{name}{tangent}-{len(images.X)}"

@@ -12,10 +12,6 @@ from .inputs import chosen_network, given_network, read_data
 from .options import Asked
 from .output import last_line, say, warn, warnings_as_lines
 
-_WORTH_MEASURING = 10**12
-"""Operations from which a few pairs are worth timing first: about half a minute on two cores."""
-_LONG = 3600.0
-
 
 def gram(asked: Asked) -> None:
     """Compute a kernel matrix into a store. If it is interrupted, run it again and it continues where it stopped."""
@@ -64,21 +60,15 @@ def gram(asked: Asked) -> None:
 def tell_cost(kernel: Any, X: Any, pairs: int) -> None:
     """Time a few pairs and say how long all of them will take, unless that is clearly short."""
     from cnngp.matrix.tile_size import expected_seconds
+    from cnngp.report.run import WORTH_MEASURING, said_of_hours
 
-    if kernel.network.shapes(X.shape[1:]).cost * pairs < _WORTH_MEASURING:
+    if kernel.network.shapes(X.shape[1:]).cost * pairs < WORTH_MEASURING:
         return
     with progress_bar(1, "timing a few pairs", "run", delay=0.0):
         seconds = expected_seconds(kernel, X, pairs)
     say("expected time", f"about {duration(seconds)} for the kernels of {pairs:,} pairs, timed on a few")
-    _warn_if_long(seconds)
-
-
-def _warn_if_long(seconds: float) -> None:
-    if seconds > _LONG:
-        warn(
-            f"the kernel takes about {duration(seconds)} here, more than an hour; use fewer images (--train), a "
-            "network that shrinks before its pools (`cnngp networks NAME` shows the cost of each layer) or a GPU"
-        )
+    if hours := said_of_hours(seconds, "kernel"):
+        warn(hours)
 
 
 def _compute(kernel: Any, X: Any, store: Any, asked: Asked, client: Any) -> dict[str, Any]:
@@ -106,6 +96,7 @@ def _compute(kernel: Any, X: Any, store: Any, asked: Asked, client: Any) -> dict
 def _plan(kernel: Any, X: Any, tile: int | None, store: Any) -> dict[str, Any]:
     from cnngp.common.memory import size
     from cnngp.matrix.plan import plan
+    from cnngp.report.run import said_of_hours
 
     p = plan(kernel, X, tile=tile, store=store)
     free = "" if p.disk_free_bytes is None else f" ({size(p.disk_free_bytes)} free)"
@@ -116,7 +107,8 @@ def _plan(kernel: Any, X: Any, tile: int | None, store: Any) -> dict[str, Any]:
         say("memory", f"{size(p.memory_bytes)} to compute; an exact fit needs {size(p.fit_bytes)}")
     say("speed", f"{p.pairs_per_second:,.0f} pairs/s, measured on a few pairs")
     say("time", f"about {duration(p.seconds)}")
-    _warn_if_long(p.seconds)
+    if hours := said_of_hours(p.seconds, "kernel"):
+        warn(hours)
     return {"command": "gram --plan", **p.as_dict()}
 
 

@@ -1,19 +1,16 @@
-"""What several commands are given: images, networks, model files, and places to write to, checked before long work."""
+"""What several commands are given: images, networks, and places to write to, checked before long work."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cnngp.network.names import network_by_name, zoo_name
 
 from .options import Asked
 from .output import say
-
-if TYPE_CHECKING:
-    from cnngp.estimators.base import GPEstimator
 
 MODEL = "model.gp"
 """What `cnngp classify` and `cnngp regress` call the model in their folder."""
@@ -75,37 +72,3 @@ def check_writable(option: str, path: Path, *, folder: bool = True) -> None:
             pass
     except OSError as error:
         raise OSError(f"{option} {path} cannot be written: {error.strerror}; choose another") from None
-
-
-def read_model(given: Path, device: Any, pictures: bool = False) -> tuple[Path, GPEstimator, int]:
-    """A model's file, the model, and its largest pixel: 1 or 255, the scale of the images that it was fitted on.
-
-    A folder stands for the model in it. A little beyond [0, 1] is what resampling leaves; digits from 0 to 16 or images
-    without their mean are refused, as image files have no such scale. With `pictures`, models of features
-    that have pictures are taken too.
-    """
-    from cnngp.common.errors import ModelFileError
-    from cnngp.estimators.base import OtherEstimatorError
-    from cnngp.estimators.classifier import GPClassifier
-    from cnngp.estimators.regressor import GPRegressor
-
-    path = given / MODEL if given.is_dir() else given
-    if given.is_dir() and not path.is_file():
-        raise ModelFileError(f"{given} is a folder without a {MODEL}; give a file that `cnngp classify` wrote")
-    try:
-        model: GPEstimator = GPClassifier.load(path, device=device)
-    except OtherEstimatorError:
-        model = GPRegressor.load(path, device=device)
-    if model.pictures_ is not None and pictures:
-        return path, model, 1
-    if len(model.input_shape_) != 3:
-        raise ValueError(f"{path} was fitted on inputs of shape {model.input_shape_}, not on images")
-    low, high = float(model.X_.min()), float(model.X_.max())
-    if low >= -0.1 and high <= 1.1:
-        return path, model, 1
-    if low >= 0.0 and 127.0 < high <= 255.0:
-        return path, model, 255
-    raise ValueError(
-        f"{path} was fitted on pixels from {low:g} to {high:g}, and image files are read as 0 to 1 or 0 to 255; "
-        f"prepare them as for the fit and predict in Python, with {type(model).__name__}.load"
-    )

@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
 import click
+from click import Choice
 
 from .output import speaking
 
@@ -47,6 +48,14 @@ def _shape(least: int, most: int) -> Callable[[str], tuple[int, ...]]:
     return parse
 
 
+def _widths(value: str) -> tuple[int, ...]:
+    """At least two different positive numbers, with commas between them."""
+    widths = tuple(map(int, value.split(",")))
+    if len(set(widths)) < 2 or min(widths) < 1:
+        raise ValueError
+    return widths
+
+
 def _number(least: float, *words: str) -> Callable[[str], str | float]:
     """A finite number of this or more, or one of the words for how it is chosen."""
 
@@ -68,10 +77,6 @@ def _not_empty(value: str) -> str:
     return value
 
 
-def _one_of(*words: str) -> click.ParamType:  # type: ignore[type-arg]
-    return click.Choice(words)
-
-
 _SHARE = click.FloatRange(0.0, 1.0, min_open=True, max_open=True)
 _FLAG, _NUMBER, _FROM_0 = Kind("flag"), click.IntRange(1), click.IntRange(0)
 _FILE, _FOLDER, _TABLE, _PATHS = Kind("FILE", Path), Kind("FOLDER", Path), Kind("FILE.csv", Path), Kind("PATHS", Path)
@@ -81,6 +86,7 @@ _WORD, _SCALE = "NUMBER|ml|loo", "ml, loo or a positive number"
 _SIZE = Kind("HxW", _shape(1, 2), "a height and a width such as 48x64, or one number for both")
 _SHAPES = "the channels, then the sizes, such as 1,28,28 for images or 1,128 for signals"
 _NOISE = "a variance of 0 or more, ml to choose it by likelihood, or loo by leave-one-out"
+_WIDTHS = "at least two different positive integers with commas, such as 4,16,64"
 _PREPARATIONS = ("plain", "contrast", "detail", "edges", "normalised", "standardised", "zca", "patches", "spectral")
 _PREPARED = f"How each image is prepared: {', '.join(_PREPARATIONS)}"
 
@@ -106,7 +112,7 @@ class Option:
         word, kind = f"--{self.name.replace('_', '-')}", self.kind
         if self.name.isupper():
             many, needed = -1 if kind is _PATHS else 1, self.name != "NAME"
-            named = self.name if isinstance(kind, click.Choice) else None
+            named = self.name if isinstance(kind, Choice) else None
             return click.Argument([self.name.lower()], metavar=named, type=kind, required=needed, nargs=many)
         if kind is _FLAG:
             words = [f"{word}/--no-{self.name}" if self.default else word, *filter(None, [self.short])]
@@ -130,7 +136,7 @@ OPTIONS = (
     ),
     Option("IMAGES", "predict", _PATHS).says("Image files, or folders of them."),
     Option("NAME", "networks", _NAME).says("A network to show layer by layer: a name or a JSON file."),
-    Option("EXPERIMENT", "reproduce", _one_of("table1", "figure2", "figure3", "all")).says(
+    Option("EXPERIMENT", "reproduce", Choice(["table1", "figure2", "figure3", "all"])).says(
         "What to reproduce: table1, figure2, figure3 or all."
     ),
     # Images
@@ -140,7 +146,7 @@ OPTIONS = (
     ),
     Option("data", "regress", _DATA).says("A table (.csv) of image files with a column of numbers, or an .npz file."),
     Option("columns", _READS, _NAME).says("Column of a table with the labels or numbers."),
-    Option("split", f"{_FITS} gram", _one_of("standard", "paper"), "standard").says(
+    Option("split", f"{_FITS} gram", Choice(["standard", "paper"]), "standard").says(
         "The paper's has validation images."
     ),
     Option("train", _KERNELS, _NUMBER).says("Use only the first N training images."),
@@ -152,7 +158,7 @@ OPTIONS = (
         "Rows of numbers to fit instead of pixels, as of a pretrained network: one for each row of a table."
     ),
     Option("size", _READS, _SIZE).says("Resize the images to this height and width, such as 48x64, or 48."),
-    Option("aspect", _READS, _one_of("squash", "pad"), "squash").says(
+    Option("aspect", _READS, Choice(["squash", "pad"]), "squash").says(
         "Stretch images of another shape, or add borders."
     ),
     Option("skip_bad", _READS, _FLAG, False).says("Leave out files that cannot be read, instead of stopping."),
@@ -169,32 +175,32 @@ OPTIONS = (
         "numbers, else 0."
     ),
     Option("amplitude", _FITS, Kind(_WORD, _number(1e-300, "ml", "loo"), _SCALE), "ml").says("Scale of the kernel."),
-    Option("learn", _FITS, _one_of("loo", "likelihood")).says("Learn the network's variances."),
-    Option("effort", _FITS, _one_of("quick", "normal", "best"), "normal").says("What choosing may cost."),
-    Option("preparation", _FITS, _one_of(*_PREPARATIONS, "loo")).says(
+    Option("learn", _FITS, Choice(["loo", "likelihood"])).says("Learn the network's variances."),
+    Option("effort", _FITS, Choice(["quick", "normal", "best"]), "normal").says("What choosing may cost."),
+    Option("preparation", _FITS, Choice([*_PREPARATIONS, "loo"])).says(
         f"{_PREPARED}; loo chooses one by leave-one-out; by default chosen with auto, plain with others."
     ),
-    Option("preparation", "gram", _one_of(*_PREPARATIONS), "plain").says(f"{_PREPARED}."),
+    Option("preparation", "gram", Choice([*_PREPARATIONS]), "plain").says(f"{_PREPARED}."),
     Option("draws", "search", _NUMBER, 27).says("Number of networks in all, with those in the study."),
     Option("full", "search", Kind("N[@IMAGES]")).says(
         "Score the best again: 3 takes the best three with all training images, 20@10000 the best twenty with 10,000. "
         "May be repeated."
     ),
-    Option("sampler", "search", _one_of("random", "tpe"), "random").says("tpe learns from the draws before."),
-    Option("channels", "sample", Kind("N,N,…"), "4,16,64").says("Channels of the first stage."),
+    Option("sampler", "search", Choice(["random", "tpe"]), "random").says("tpe learns from the draws before."),
+    Option("channels", "sample", Kind("N,N,…", _widths, _WIDTHS), "4,16,64").says("Channels of the first stage."),
     Option("samples", "sample", click.IntRange(20), 1000).says("Number of networks drawn at each width."),
     Option("outputs", "sample", _NUMBER, 64).says("Outputs per network; more of them make the estimates more precise."),
     Option("seed", f"search sample {_PAPER}", _FROM_0, 0).says("The same seed draws the same networks."),
     Option("coverage", "predict view", _SHARE).says("How often sets or intervals are to hold the truth."),
     Option("quick", _PAPER, _FLAG, False).says("A small version that takes minutes on two cores."),
     # Machines
-    Option("device", f"{_KERNELS} predict view {_PAPER}", _one_of("auto", "cpu", "cuda"), "auto").says(
+    Option("device", f"{_KERNELS} predict view {_PAPER}", Choice(["auto", "cpu", "cuda"]), "auto").says(
         "auto takes a GPU if there is one."
     ),
-    Option("device", "sample", _one_of("cpu", "cuda"), "cpu").says("Where the finite networks run: cpu or cuda."),
-    Option("dtype", _KERNELS, _one_of("float32", "float64"), "float32").says("Precision of the kernel."),
+    Option("device", "sample", Choice(["cpu", "cuda"]), "cpu").says("Where the finite networks run: cpu or cuda."),
+    Option("dtype", _KERNELS, Choice(["float32", "float64"]), "float32").says("Precision of the kernel."),
     Option("threads", f"{_KERNELS} {_PAPER}", _NUMBER).says("CPU threads; by default, all."),
-    Option("kind", _KERNELS, _one_of("nngp", "ntk"), "nngp").says("The kernel, or the tangent kernel."),
+    Option("kind", _KERNELS, Choice(["nngp", "ntk"]), "nngp").says("The kernel, or the tangent kernel."),
     Option("processes", "search", _NUMBER, 1).says("Number of processes on this machine."),
     Option("scheduler", f"gram search {_PAPER}", _ADDRESS).says("A Dask cluster, such as tcp://host:8786."),
     Option("budget", _PAPER, Kind("SECONDS", _number(1e-9), "a positive number of seconds")).says(
@@ -243,7 +249,7 @@ class Interrupted(Exception):
 class Command(click.Command):
     """`run` as the command `name`: its docstring is the help, its options are those of the table."""
 
-    def __init__(self, name: str, run: Callable[[Asked], None], examples: str = "") -> None:
+    def __init__(self, name: str, run: Callable[[Asked], None], examples: Sequence[str] = ()) -> None:
         def command(**given: Any) -> None:
             context = click.get_current_context()
             words = f"{context.command_path} {shlex.join(context.meta[_WORDS])}".strip()
@@ -253,13 +259,13 @@ class Command(click.Command):
             except KeyboardInterrupt as error:
                 raise Interrupted(str(error) or "interrupted") from None
 
-        lines = ["Example:" if examples.count("\n") < 2 else "Examples:", *examples.strip().split("\n")]
+        lines = ["Example:" if len(examples) == 1 else "Examples:", *examples]
         super().__init__(
             name,
             params=[option.parameter for option in of_command(name)],
             callback=command,
             help=run.__doc__,
-            epilog="\b\n" + "\n  ".join(map(str.strip, lines)) if examples else None,
+            epilog="\b\n" + "\n  ".join(lines) if examples else None,
             context_settings=SETTINGS,
         )
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 from cnngp.network.names import network_by_name
 
 from .inputs import check_writable, chosen_network, read_data
 from .options import Asked
 from .output import last_line, say, tell
+
+_FACTS = ("verdict", "sentence", "samples", "amplitude", "amplitude_error")
 
 
 def sample(asked: Asked) -> None:
@@ -19,7 +18,6 @@ def sample(asked: Asked) -> None:
     from cnngp.torch_bridge.limits import check_limit
     from cnngp.torch_bridge.sampling import torch_device
 
-    widths = _widths(asked.channels)
     if asked.output.suffix not in (".png", ".pdf", ".svg"):
         raise ValueError(f"--output {asked.output}: expected a .png, .pdf or .svg file")
     check_writable("--output", asked.output, folder=False)
@@ -31,40 +29,22 @@ def sample(asked: Asked) -> None:
     say("data", f"{len(X)} images of {asked.data}")
     say("network", name)
     say("engine", f"finite networks: torch on {asked.device}; kernel: float64 on cpu")
-    with progress_bar(len(set(widths)) * asked.samples, "sampling", "network", keep=True) as bar:
+    with progress_bar(len(set(asked.channels)) * asked.samples, "sampling", "network", keep=True) as bar:
         same = {name: getattr(asked, name) for name in ("outputs", "device")}
-        report = check_limit(network, X, widths, asked.samples, asked.seed, progress=bar.update, **same)
+        report = check_limit(network, X, asked.channels, asked.samples, asked.seed, progress=bar.update, **same)
     tell(f"\n{report}\n")
-    files = _picture(report, asked.output)
-    last_line({"command": "sample", "network": asked.network, "files": files, **_facts(report)})
-
-
-def _widths(text: str) -> list[int]:
+    files = {}
+    asked.output.parent.mkdir(parents=True, exist_ok=True)
     try:
-        widths = [int(word) for word in text.split(",")]
-    except ValueError:
-        raise ValueError(f"--channels {text}: expected integers with commas, such as 4,16,64") from None
-    if len(set(widths)) < 2 or min(widths) < 1:
-        raise ValueError(f"--channels {text}: give at least two different positive widths, such as 4,16,64")
-    return widths
-
-
-def _picture(report: Any, output: Path) -> dict[str, str]:
-    output.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        report.plot(str(output))
+        report.plot(str(asked.output))
+        say("picture", str(asked.output))
+        files["picture"] = str(asked.output)
     except ImportError as error:
         say("picture", f"not drawn: {error}")
-        return {}
-    say("picture", str(output))
-    return {"picture": str(output)}
-
-
-def _facts(report: Any) -> dict[str, Any]:
-    rows = []
+    found = {name: getattr(report, name) for name in _FACTS}
+    widths = []
     for w in report.widths:
         deviation, chance = report.deviation(w)
         row = {"channels": w.channels, "deviation": deviation, "by_chance": chance}
-        rows.append(row | {"amplitude": w.amplitude, "amplitude_error": w.amplitude_error})
-    names = ("verdict", "sentence", "samples", "amplitude", "amplitude_error")
-    return {**{name: getattr(report, name) for name in names}, "widths": rows}
+        widths.append(row | {"amplitude": w.amplitude, "amplitude_error": w.amplitude_error})
+    last_line({"command": "sample", "network": asked.network, "files": files, **found, "widths": widths})

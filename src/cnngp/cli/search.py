@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
+from cnngp.common.files import write_atomically
 from cnngp.common.tables import percent
 
 from .inputs import check_engine, check_writable, read_data
@@ -52,8 +52,17 @@ def search(asked: Asked) -> None:
     tell()
     tell(result.table())
     tell()
-    _say_outcome(result)
-    _write(file, results, result)
+    for rung in result.rungs:
+        scored = [(t.draw, percent(t.error, 2), percent(t.score.loo_error, 2)) for t in rung]
+        lines = [f"draw {draw}: validation {error}, leave-one-out {loo}" for draw, error, loo in scored]
+        say(f"with {rung[0].score.train:,} images", "\n".join(lines))
+    best, error = result.best, percent(result.best.error, 2)
+    say("chosen", f"draw {best.draw}, by the validation error: {error} with {best.score.train:,} images")
+    if result.test is not None:
+        seen = "looked at once" if result.looks == 1 else f"the study has looked at it with {result.looks} networks"
+        say("test", f"{percent(result.test.error, 2)} of {result.test.validation:,} images; {seen}")
+    write_atomically(file, best.network_json + "\n")
+    write_atomically(results, json.dumps(result.as_dict(), indent=1) + "\n")
     files = {"best network": str(file), "results": str(results)}
     tell()
     for kind, path in files.items():
@@ -69,27 +78,3 @@ def _rung(text: str) -> tuple[int, int | None]:
     if not found:
         raise ValueError(f"--full {text}: expected how many, such as 3, or how many at which size, such as 20@10000")
     return int(found[1]), int(found[2]) if found[2] else None
-
-
-def _say_outcome(result: Any) -> None:
-    for rung in result.rungs:
-        lines = (
-            f"draw {t.draw}: validation {percent(t.error, 2)}, leave-one-out {percent(t.score.loo_error, 2)}"
-            for t in rung
-        )
-        say(f"with {rung[0].score.train:,} images", "\n".join(lines))
-    chosen = result.best
-    say(
-        "chosen",
-        f"draw {chosen.draw}, by the validation error: {percent(chosen.error, 2)} with {chosen.score.train:,} images",
-    )
-    if result.test is not None:
-        seen = "looked at once" if result.looks == 1 else f"the study has looked at it with {result.looks} networks"
-        say("test", f"{percent(result.test.error, 2)} of {result.test.validation:,} images; {seen}")
-
-
-def _write(best: Path, results: Path, result: Any) -> None:
-    from cnngp.common.files import write_atomically
-
-    write_atomically(best, result.best.network_json + "\n")
-    write_atomically(results, json.dumps(result.as_dict(), indent=1) + "\n")

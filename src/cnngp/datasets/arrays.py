@@ -161,9 +161,7 @@ def _part(arrays: dict[str, NDArray[Any]], shape: tuple[int, ...] | None, where:
         )
     numbers = {"label": y}
     if (pictures := arrays.get("images")) is not None:
-        numbers["image"] = unit_scale(
-            _channels_first(pictures, where) if shape is None else _of_shape(pictures, shape, where)
-        )
+        numbers["image"] = unit_scale(_images(pictures, shape, where))
     if "features" in arrays:
         if X.ndim != 2:
             raise DatasetError(f"{where}: features of shape {X.shape}; expected rows of numbers, (N, features)")
@@ -215,26 +213,23 @@ def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def _of_shape(X: NDArray[Any], shape: tuple[int, ...], where: str) -> NDArray[Any]:
-    """X as (N, *shape): as it is, with the channels moved from the end, or from rows of as many numbers."""
-    images: NDArray[Any] | None = in_shape(X, shape)
-    if images is not None:
-        return images
-    if X.shape[1:] == (*shape[1:], shape[0]):
-        return np.moveaxis(X, -1, 1)
-    raise DatasetError(
-        f"{where}: X has shape {X.shape}, which does not hold images of {shape}, {math.prod(shape):,} numbers each; "
-        "give another shape (--input-shape)"
-    )
-
-
-def _channels_first(X: NDArray[Any], where: str) -> NDArray[Any]:
-    """(N, C, H, W) of an array that no shape was given for."""
+def _images(X: NDArray[Any], shape: tuple[int, ...] | None, where: str) -> NDArray[Any]:
+    """(N, channels, …) of an array: of this shape, with channels first or last or in rows, or as the array tells."""
+    told = f"{where}: X has shape {X.shape}"
+    if shape is not None:
+        images: NDArray[Any] | None = in_shape(X, shape)
+        if images is not None:
+            return images
+        if X.shape[1:] == (*shape[1:], shape[0]):
+            return np.moveaxis(X, -1, 1)
+        raise DatasetError(
+            f"{told}, which does not hold images of {shape}, {math.prod(shape):,} numbers each; give another shape "
+            "(--input-shape)"
+        )
     if X.ndim == 4:
         return np.moveaxis(X, 3, 1) if X.shape[1] not in (1, 3, 4) and X.shape[3] in (1, 3, 4) else X
     if X.ndim == 3 and not (X.shape[1] <= 4 and X.shape[2] >= _SIGNAL * X.shape[1]):
         return X[:, None]
-    told = f"{where}: X has shape {X.shape}"
     if X.ndim == 3:
         c, length = X.shape[1:]
         samples = f"{length:,} samples in {c} channel{'' if c == 1 else 's'}"

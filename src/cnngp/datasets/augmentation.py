@@ -28,19 +28,18 @@ class Change:
         moved[:, :, max(a, 0) : h + min(a, 0), max(b, 0) : w + min(b, 0)] = images[
             :, :, max(-a, 0) : h + min(-a, 0), max(-b, 0) : w + min(-b, 0)
         ]
-        return moved if self.turn == 0.0 and self.wider == 1.0 else self._warped(moved)
-
-    def _warped(self, images: NDArray[Any]) -> NDArray[Any]:
+        if self.turn == 0.0 and self.wider == 1.0:
+            return moved
         from scipy.ndimage import affine_transform
 
         angle = np.deg2rad(self.turn)
         # From a place of the copy to that of the image: turned back first, then made narrower.
         back = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
         A = np.diag([1.0, 1.0 / self.wider]) @ back
-        centre = (np.array(images.shape[2:]) - 1.0) / 2.0
+        centre = (np.array([h, w]) - 1.0) / 2.0
         whole, offset = np.eye(3), np.zeros(3)
         whole[1:, 1:], offset[1:] = A, centre - A @ centre
-        planes = images.reshape(-1, *images.shape[2:])
+        planes = moved.reshape(-1, h, w)
         precise = planes.astype(np.result_type(planes.dtype, np.float32), copy=False)
         found = affine_transform(precise, whole, offset, order=1).reshape(images.shape)
         return np.asarray((np.rint(found) if images.dtype.kind in "bui" else found).astype(images.dtype))
@@ -100,9 +99,7 @@ def shifted(X: Any, y: Any, pixels: int = 1) -> tuple[Copies, NDArray[Any]]:
     array([[2., 3.],
            [0., 0.]])
     """
-    return _copies(
-        X, y, [Change(down, right) for down, right in ((-pixels, 0), (pixels, 0), (0, -pixels), (0, pixels))]
-    )
+    return _copies(X, y, [Change(-pixels), Change(pixels), Change(0, -pixels), Change(0, pixels)])
 
 
 def warped(X: Any, y: Any, turn: float = 12.0, wider: float = 1.2) -> tuple[Copies, NDArray[Any]]:

@@ -88,14 +88,14 @@ def _listed(reader: Reader, path: Path, least: int) -> Part:
     files: list[Path] = []
     labels: list[str] = []
     for folder in _class_folders(reader, path):
-        inside = sorted(folder.rglob("*"))
-        here = [file for file in inside if _is_readable_image(file, folder)]
-        for file in set(inside).difference(here):
-            if not file.is_dir():
+        before = len(files)
+        for file in sorted(folder.rglob("*")):
+            if _is_readable_image(file, folder):
+                files.append(file)
+            elif not file.is_dir():
                 reader.skip(file)
-        files += here
-        labels += [folder.name] * len(here)
-        if not here:
+        labels += [folder.name] * (len(files) - before)
+        if len(files) == before:
             reader.unused.append(str(folder.relative_to(reader.root)))
     classes = sorted(set(labels))
     if len(classes) < least:
@@ -109,11 +109,13 @@ def _listed(reader: Reader, path: Path, least: int) -> Part:
 
 def _class_folders(reader: Reader, path: Path) -> list[Path]:
     """The folders in `path`; what lies beside them is left out."""
-    entries = sorted(path.iterdir())
-    for entry in entries:
+    found = []
+    for entry in sorted(path.iterdir()):
         if not entry.is_dir():
             reader.skip(entry, outside=True)
-    return [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+        elif not entry.name.startswith("."):
+            found.append(entry)
+    return found
 
 
 def _is_readable_image(file: Path, folder: Path) -> bool:
@@ -170,14 +172,23 @@ def table(
             f"{path}: columns {', '.join(wanted)} hold words; several columns of labels are 0 and 1, or numbers"
         )
     files = np.array([_file(path.parent, cell) for cell in cells[file]], dtype=object)
+    variances = None
+    if noise is not None:
+        variances = _numbers([cell.strip() or "0" for cell in cells[noise]])
+        if variances is None or not np.isfinite(variances).all() or (variances < 0.0).any():
+            raise DatasetError(f"{path}: column {noise} holds something else than variances of 0 or more")
     listed = Part(
         files if features is None else _features(features, len(files)),
         labels[:, 0] if len(wanted) == 1 else labels,
         groups=None if group is None else _values(path, group, cells[group]),
-        image_noise=None if noise is None else _noise(path, noise, cells[noise]),
+        image_noise=variances,
         pictures=None if features is None else files,
     )
-    belongs = np.array(["train"] * len(files) if split is None else [_part(path, cell) for cell in cells[split]])
+    said = [""] * len(files) if split is None else cells[split]
+    unknown = [cell for cell in said if cell.strip().lower() not in _PARTS]
+    if unknown:
+        raise DatasetError(f"{path}: split {unknown[0]!r}; expected train, test, val or nothing")
+    belongs = np.array([_PARTS[cell.strip().lower()] for cell in said])
     parts = {part: listed.at(belongs == part) for part in ("train", "test", "validation") if part in belongs}
     if "train" not in parts:
         raise DatasetError(f"{path} has no images for training; its column split holds other parts only")
@@ -252,20 +263,6 @@ def _numbers(cells: list[str]) -> NDArray[np.float64] | None:
         return np.array([float(cell) for cell in cells])
     except ValueError:
         return None
-
-
-def _noise(path: Path, head: str, column: list[str]) -> NDArray[np.float64]:
-    numbers = _numbers([cell.strip() or "0" for cell in column])
-    if numbers is None or not np.isfinite(numbers).all() or (numbers < 0.0).any():
-        raise DatasetError(f"{path}: column {head} holds something else than variances of 0 or more")
-    return numbers
-
-
-def _part(path: Path, cell: str) -> str:
-    found = _PARTS.get(cell.strip().lower())
-    if found is None:
-        raise DatasetError(f"{path}: split {cell!r}; expected train, test, val or nothing")
-    return found
 
 
 def _path(cell: str) -> Path:

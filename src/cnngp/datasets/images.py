@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from cnngp.common import memory
 from cnngp.common.errors import DatasetError, is_whole
@@ -35,10 +35,8 @@ _FORMATS = (
 )
 MAX_PIXELS = 40_000_000
 """Limit of one image file, checked before decoding: a few bytes may claim any size and take the memory for it."""
-_ORIENTATION = 0x0112
 _TURNED = (5, 6, 7, 8)  # by a quarter, so that height and width change places
 _GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "F")
-_END_OF_JPEG = b"\xff\xd9"
 _PILLOWS_LIMIT = threading.Lock()
 _LARGEST = 64
 _STEP, _FROM = 4, 16  # sides are multiples of this, from this side on
@@ -73,7 +71,7 @@ def is_image(path: Path) -> bool:
 def read_head(path: Path, max_pixels: int = MAX_PIXELS) -> Head:
     with _opened(path, max_pixels) as image:
         height, width = image.height, image.width
-        if image.getexif().get(_ORIENTATION) in _TURNED:
+        if image.getexif().get(ExifTags.Base.Orientation) in _TURNED:
             height, width = width, height
         return Head(height, width, image.mode in _GREY)
 
@@ -176,7 +174,7 @@ def _check_whole(image: Image.Image, source: str | Path | bytes) -> None:
     if image.format != "JPEG" or any(low != high for low, high in np.reshape(last.getextrema(), (-1, 2))):
         return
     jpeg = source if isinstance(source, bytes) else Path(source).read_bytes()
-    end = jpeg.rfind(_END_OF_JPEG)
+    end = jpeg.rfind(b"\xff\xd9")  # the mark
     with _open(jpeg[:end] + 64 * b"\x5a\xa5\x33\xcc" + jpeg[end:]) as longer:
         if longer.tobytes() != image.tobytes():
             raise ValueError("it is cut short: its last rows are missing")
@@ -243,16 +241,13 @@ class Reader:
 
     def skip(self, file: Path, outside: bool = False) -> None:
         """Count a file that is not read, by its kind; `outside` of the folders of classes an image is one too."""
+        kind = file.suffix.lower() or "without a suffix"
         if file.name.startswith("."):
             kind = "hidden"
         elif not is_regular(file):
             kind = "not regular"
-        else:
-            kind = (
-                "outside of the class folders"
-                if outside and is_image(file)
-                else file.suffix.lower() or "without a suffix"
-            )
+        elif outside and is_image(file):
+            kind = "outside of the class folders"
         self._left[kind] += 1
 
     def account(self) -> str:

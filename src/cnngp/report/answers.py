@@ -20,7 +20,7 @@ from cnngp.estimators.fit import Asked
 from cnngp.network.layers import NetworkError
 
 from . import page, plots
-from .suspects import Decisions, SuspectLabels, suspect_labels
+from .suspects import Decisions, suspect_labels
 
 _BLOCK = 256  # images whose kernels are held at a time
 _VOICES, _EXAMPLES, _SHOWN = 7, 5, 10
@@ -95,6 +95,12 @@ def _numbers(
         yield said | {"novelty": float(novelty[i]), "novelty_rank": rank, "near": near}
 
 
+def pixels_of(model: Any, file: Path | bytes, largest: int = 1, max_pixels: int = MAX_PIXELS) -> NDArray[np.float32]:
+    """An image file, or its content, as the model's training images are, whose pixels go up to `largest`, 1 or 255."""
+    pixels = read_image(file, model.input_shape_, model.image_aspect_ or "squash", max_pixels)
+    return pixels.astype(np.float32) / np.float32(255.0 if largest == 1 else 1.0)
+
+
 def where(model: Any, X: NDArray[Any]) -> NDArray[np.float64] | None:
     """What each pixel does to what is predicted, in the shape of X; None of a kernel that has no gradient."""
     if model.kind == "ntk":
@@ -135,50 +141,56 @@ class Answers:
         self._largest = largest if model.pictures_ is None else 1
         self._coverage = coverage if model.gp_.exact is not None else None
         self._classes = {printable(str(c)): str(c) for c in getattr(model, "classes_", ())}
-        whole = model.inducing_rows_ is None
+        whole, fit = model.inducing_rows_ is None, model.fit_report_
         self.decisions = Decisions(labels, *((model.X_, model.y_, model.names_) if whole else ((), ())))
         if whole:
             self.decisions.set_others_aside()
-        found = None if self._no_suspects else suspect_labels(model, suspects)
-        self._about_suspects = self._no_suspects or "" if found is None else _introduction(found, suspects)
-        columns = {} if found is None else {name: column.tolist() for name, column in found.columns.items()}
+        self._guessing = fit.guessing is not None or fit.no_better is not None
+        columns: dict[str, list[Any]] = {}
+        if not whole:
+            self._about_suspects = "This model keeps only its inducing images, so suspect labels cannot be shown."
+        elif self._guessing:
+            self._about_suspects = f"{fit.verdict} So it cannot tell which labels are suspect."
+        else:
+            found = suspect_labels(model, suspects)
+            columns = {name: column.tolist() for name, column in found.columns.items()}
+            more = "" if found.beyond_errors else " Start this page with --suspects 50 to go through more of them."
+            self._about_suspects = found.sentence + more
+            if suspects is not None:
+                said = f"The {len(found)} labels that the other images doubt most, the most suspect first."
+                self._about_suspects = said
         self.suspects = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
     @property
     def images(self) -> int:
         return len(self.model.X_)
 
-    @property
-    def _no_suspects(self) -> str | None:
-        """Why no labels are shown as suspect."""
-        if self.model.inducing_rows_ is not None:
-            return "This model keeps only its inducing images, so suspect labels cannot be shown."
-        if self.model.fit_report_.guessing is not None or self.model.fit_report_.no_better is not None:
-            return f"{self.model.fit_report_.verdict} So it cannot tell which labels are suspect."
-        return None
-
     def about(self) -> dict[str, Any]:
         """All that the page shows before an image is given."""
-        model, fit = self.model, self.model.fit_report_
+        model, fit, X = self.model, self.model.fit_report_, self._pictures
         features = "" if model.pictures_ is None else " features"
         about = f"{fit.images:,} training images of {' × '.join(map(str, model.input_shape_))}{features}"
         about += f", {len(self._classes)} classes" if self._classes else ", one number each"
         if not math.isnan(model.loo_error_):
             error, n = model.loo_error_, len(model.loo_rows_)
             about += f", leave-one-out error {share_for_people(error, n)[0] if self._classes else f'{error:.4g}'}"
-        about += ", not clearly better than guessing" if fit.guessing is not None or fit.no_better is not None else ""
+        about += ", not clearly better than guessing" if self._guessing else ""
         self.decisions.refresh()
-        channels, height, width = self._pictures.shape[1:]
+        # Drawings are to be as training images are: light on dark by the pixels at their border, and as large.
+        border = np.concatenate([X[:, :, 0], X[:, :, -1]], axis=2), np.concatenate([X[..., 0], X[..., -1]], axis=2)
+        light = bool(np.median(np.concatenate([edges.ravel() for edges in border])) < self._largest / 2)
+        ink = (X[:1000, 0] > self._largest / 2) == light
+        sides = [ink.any(axis).sum(1) / ink.shape[3 - axis] for axis in (1, 2)]
         shown = {
             "name": self.name,
             "about": about,
             "classes": list(self._classes.values()),
             "knows": f"numbers from {model.y_.min():.4g} to {model.y_.max():.4g}" if not self._classes else None,
             "coverage": self._coverage,
-            "light_on_dark": self._light_on_dark(),
-            "ink": self._ink() if channels == 1 else None,
-            "width": width,
-            "height": height,
+            "light_on_dark": light,
+            "ink": float(np.median(np.maximum(*sides))) if X.shape[1] == 1 else None,
+            "width": X.shape[3],
+            "height": X.shape[2],
             "examples": self._examples(),
             "about_suspects": self._about_suspects,
             "suspects": [self._suspect(suspect) for suspect in self.suspects],
@@ -211,11 +223,9 @@ class Answers:
                 "this model was fitted on features of pictures, and needs those of a new one: see predict"
             )
         try:
-            aspect: Any = self.model.image_aspect_ or "squash"
-            pixels = read_image(file, self.model.input_shape_, aspect, self._max_pixels)
+            return pixels_of(self.model, file, self._largest, self._max_pixels)
         except DatasetError:
             raise DatasetError("this is not a picture that can be read; try a PNG or JPEG file") from None
-        return pixels.astype(np.float32) / np.float32(255.0 if self._largest == 1 else 1.0)
 
     def look(self, file: bytes) -> dict[str, Any]:
         """What the model says of an image file's content, and the training images behind it."""
@@ -255,26 +265,6 @@ class Answers:
 
     def _saved(self) -> dict[str, Any]:
         return {"decisions": len(self.decisions), "file": str(self.decisions.path)}
-
-    def _light_on_dark(self) -> bool:
-        """Whether drawings should be: by the pixels at the border of the training images."""
-        X = self._pictures
-        border = [X[:, :, 0].ravel(), X[:, :, -1].ravel(), X[:, :, :, 0].ravel(), X[:, :, :, -1].ravel()]
-        return bool(np.median(np.concatenate(border)) < self._largest / 2)
-
-    def _ink(self) -> float:
-        """The share of the frame that what is drawn in a training image fills, by its longer side."""
-        ink = (self._pictures[:1000, 0] > self._largest / 2) == self._light_on_dark()
-        sides = [ink.any(axis).sum(1) / ink.shape[3 - axis] for axis in (1, 2)]
-        return float(np.median(np.maximum(*sides)))
-
-
-def _introduction(found: SuspectLabels, asked: int | None) -> str:
-    """What the list of suspect labels means."""
-    if asked is not None:
-        return f"The {len(found)} labels that the other images doubt most, the most suspect first."
-    more = "" if found.beyond_errors else " Start this page with --suspects 50 to go through more of them."
-    return found.sentence + more
 
 
 def _number(text: str) -> str | None:

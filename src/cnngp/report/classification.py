@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cnngp.common.arrays import DataError, to_numpy
+from cnngp.common.arrays import DataError
 from cnngp.common.tables import percent, share_for_people
 from cnngp.datasets.dataset import Dataset
 from cnngp.estimators.classifier import GPClassifier
 from cnngp.gp import calibration
 
 from . import page, plots
-from .evaluation import COVERAGE, PICTURES, TRIED, Evaluation, Picture, counted, likelihood, word
+from .evaluation import COVERAGE, TRIED, Array, Evaluation, counted, likelihood, word
 
 CLEAR = 0.6
 """The probability from which on a wrong prediction is a confident one."""
@@ -48,53 +48,49 @@ class Classes(Evaluation):
             "Test images whose predicted class is least probable: look at these, or label more like them, next.",
         ),
     }
+    behind = "for"
 
     def __init__(self, clf: GPClassifier, data: Dataset) -> None:
-        super().__init__(clf, data)
         self.classes = tuple(map(word, clf.classes_))
-        self.P, self.codes = clf.loo_probabilities_, to_numpy(clf.gp_.leave_one_out().targets).argmax(1)
-        self.loo = calibration.scores(self.P, self.codes)
-        if self.tested:
-            self.P, self.codes = self._timed(clf.predict_proba), codes_of(clf, data.y_test)
-            self.test = calibration.scores(self.P, self.codes)
-            self.coverage = self._coverage()
-        if data.X_validation is not None:
-            P = clf.predict_proba(data.X_validation)
-            self.validation = calibration.scores(P, codes_of(clf, data.y_validation))
+        super().__init__(clf, data)
         self.confusion = np.zeros((len(self.classes),) * 2, np.int64)
         """Of the test set, or of the leave-one-out predictions where there is none; rows are the labels."""
-        np.add.at(self.confusion, (self.codes, self.P.argmax(1)), 1)
-        self.uncertain = self._pictures(np.argsort(self.P.max(1), kind="stable")) if self.tested else ()
-        self.wrong = self._mistakes() if self.tested else ()
-        self.suspect = self._suspect()
+        codes, P = self.found
+        np.add.at(self.confusion, (codes, P.argmax(1)), 1)
+
+    def _left_out(self) -> tuple[Array, ...]:
+        return (self.model.loo_probabilities_,)
+
+    def _labels(self, y: Any) -> Array:
+        """The numbers of labels among the classes."""
+        check_labels(self.model.classes_, y)
+        return np.asarray(np.searchsorted(self.model.classes_, y))
+
+    def _predict(self, X: Any = None, **kernels: Any) -> tuple[Array, ...]:
+        return (self.model.predict_proba(X, **kernels),)
+
+    def _scores(self, labels: Array, *found: Array) -> calibration.Scores:
+        return calibration.scores(found[0], labels)
 
     # ---- images worth a look -------------------------------------------------------------------------------------
 
-    def _pictures(self, rows: NDArray[np.intp]) -> tuple[Picture, ...]:
-        best, top, names = self.P.argmax(1), self.P.max(1), self.data.names_test
-        return tuple(
-            Picture(
-                self.shown_test[i],
-                self.classes[self.codes[i]],
-                self.classes[best[i]],
-                percent(top[i]),
-                None if names is None else word(names[i]),
-                {"probability": float(top[i])},
-                wrong=bool(best[i] != self.codes[i]),
-            )
-            for i in rows[:PICTURES]
-        )
+    def _worth_a_look(self) -> tuple[Array, Array]:
+        """The least certain, and wrong predictions of test images, the most certain first."""
+        codes, P = self.found
+        uncertain = np.argsort(P.max(1), kind="stable")
+        wrong = np.flatnonzero(P.argmax(1) != codes) if self.tested else uncertain[:0]
+        return uncertain, wrong[np.argsort(-P.max(1)[wrong], kind="stable")]
+
+    def _said(self, row: int) -> dict[str, Any]:
+        codes, P = self.found
+        code, best, p = codes[row], P[row].argmax(), float(P[row].max())
+        words = {"label": self.classes[code], "predicted": self.classes[best], "sure": percent(p)}
+        return words | {"facts": {"probability": p}, "wrong": bool(best != code)}
 
     def shown_mistakes(self) -> str:
         sure = [p for p in self.wrong if p.facts["probability"] >= CLEAR]
         least = f" with a probability of {percent(CLEAR)} or more" if self.wrong else ""
         return page.grid(sure) or (f"<p>No test image is predicted wrongly{least}.</p>" if self.tested else "")
-
-    def _mistakes(self) -> tuple[Picture, ...]:
-        """Wrong predictions, the most certain first, with the training images that contribute most."""
-        rows = np.flatnonzero(self.P.argmax(1) != self.codes)
-        rows = rows[np.argsort(-self.P.max(1)[rows], kind="stable")][:PICTURES]
-        return self._explained(self._pictures(rows), rows, "for")
 
     def _doubt(self, score: float) -> tuple[str, dict[str, Any]]:
         return percent(1.0 - score), {"probability": 1.0 - score}
@@ -102,10 +98,10 @@ class Classes(Evaluation):
     # ---- sets ----------------------------------------------------------------------------------------------------
 
     def _coverage(self) -> dict[str, Any] | None:
-        if self.model.gp_.exact is None:
+        if not self.tested or self.model.gp_.exact is None:
             return None
         sets = self.model.predict_set(coverage=COVERAGE, **self._of_test(slice(TRIED)))
-        right = sets[np.arange(len(sets)), self.codes[:TRIED]]
+        right = sets[np.arange(len(sets)), self.found[0][:TRIED]]
         none, classes = float((~sets.any(1)).mean()), float(sets.sum(1).mean())
         return {"asked": COVERAGE, "images": len(sets), "right": float(right.mean()), "classes": classes, "none": none}
 
@@ -131,18 +127,17 @@ class Classes(Evaluation):
 
     def tiles(self) -> list[tuple[str, str]]:
         scores, image = (self.loo, "image, left out") if self.test is None else (self.test, "test image")
+        shares = (
+            ("test error", self.test, self.tested),
+            ("validation error", self.validation, self.validated),
+            ("leave-one-out error", self.loo, self.loo_images),
+        )
         return [
-            *([] if self.test is None else [_error("test error", self.test.error, self.tested)]),
-            *([] if self.validation is None else [_error("validation error", self.validation.error, self._validated)]),
-            _error("leave-one-out error", self.loo.error, self.loo_images),
+            *(_error(name, found.error, count) for name, found, count in shares if found is not None),
             (f"{scores.ece:.4f}", "calibration error (ECE)"),
             (f"{scores.nll:.4f}", f"NLL per {image}"),
-            (likelihood(self.model.log_marginal_likelihood_), "log marginal likelihood"),
+            likelihood(self.model.log_marginal_likelihood_),
         ]
-
-    @property
-    def _validated(self) -> int:
-        return 0 if self.data.X_validation is None else len(self.data.X_validation)
 
     def summary(self) -> str:
         tested = ""
@@ -159,9 +154,9 @@ class Classes(Evaluation):
         scores, of, where = (self.loo, "leave-one-out", "leave-one-out predictions")
         if self.test is not None:
             scores, of, where = self.test, "test", "test set"
-        noise = float(self.model.label_noise_)
+        (codes, P), noise = self.found, float(self.model.label_noise_)
         random = f", by which {percent(noise, 1)} of the labels are taken to be random." if noise else "."
-        curve = calibration.reliability(self.P, self.codes, bins_for(self.P.max(1)))
+        curve = calibration.reliability(P, codes, bins_for(P.max(1)))
         confusion = f"Confusion matrix of the {where}: rows are labels, mistakes are orange."
         return "Which classes are confused, and how honest the probabilities are", [
             page.figure(plots.confusion(self.confusion, self.classes), confusion),
@@ -181,12 +176,6 @@ def check_labels(y: Any, y_test: Any) -> None:
             f"the test set has labels that are missing from the training set: {unknown.tolist()[:5]}; use more "
             "training images"
         )
-
-
-def codes_of(clf: GPClassifier, y: Any) -> NDArray[np.intp]:
-    """The numbers of labels among the classes."""
-    check_labels(clf.classes_, y)
-    return np.asarray(np.searchsorted(clf.classes_, y))
 
 
 def bins_for(top: NDArray[np.float64]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from html import escape
 from typing import Any, ClassVar
@@ -20,7 +19,6 @@ from .answers import kernels, told, where
 from .suspects import SuspectLabels, suspect_labels
 
 Array = NDArray[Any]
-Floats = NDArray[np.float64]
 PICTURES = 12
 """Of each kind."""
 _OPERATIONS = 4 * 10**10  # of the pairs of images whose gradients are taken
@@ -70,27 +68,77 @@ class Evaluation(ABC):
     title: ClassVar[str]
     texts: ClassVar[dict[str, tuple[str, str]]]
     """Heading and first paragraph of the sections `coverage`, `wrong`, `suspect` and `uncertain`."""
-    loo: Any
-    """Scores of the leave-one-out predictions; `test` and `validation` are None where there are no such images."""
+    behind: ClassVar[str]
+    """What answers call the training images behind a prediction."""
     test: Any = None
+    """Scores of the test images, None where there are none; `validation` likewise, `loo` of those left out."""
     validation: Any = None
-    coverage: dict[str, Any] | None = None
-    """How often sets or intervals, asked to hold the truth so often, held it, and how large they were."""
     suspects: SuspectLabels | None = None
     """None of a model that is no better than guessing: that it contradicts a label says nothing."""
-    wrong: tuple[Picture, ...] = ()
-    uncertain: tuple[Picture, ...] = ()
     suspect: tuple[Picture, ...] = ()
 
     def __init__(self, model: Any, data: Dataset) -> None:
         self.model, self.data = model, data
         self.images: int = model.fit_report_.images
-        self.loo_images = len(model.loo_rows_)
-        self.tested = len(data.X_test)
-        self.predict_seconds = 0.0
-        self._held: tuple[Array, Array] | None = None
+        self.loo_images, self.tested = len(model.loo_rows_), len(data.X_test)
+        self.validated = 0 if data.X_validation is None else len(data.X_validation)
         self.guessing = model.fit_report_.guessing is not None or model.fit_report_.no_better is not None
-        self.suspects = None if self.guessing else suspect_labels(model)
+        self.predict_seconds, self._held = 0.0, None
+        self.left_out = self.found = self._labels(np.asarray(data.y)[model.loo_rows_]), *self._left_out()
+        """Labels and predictions by leave-one-out; `found` has those of the test set where there is one."""
+        self.loo = self._scores(*self.left_out)
+        if self.tested:
+            start = time.perf_counter()
+            if self.tested <= TRIED:
+                self._held = kernels(model, data.X_test)
+            found = self._predict(**({"X": data.X_test} if self._held is None else self._of_test(slice(None))))
+            self.predict_seconds = time.perf_counter() - start
+            self.found = self._labels(data.y_test), *found
+            self.test = self._scores(*self.found)
+        if data.X_validation is not None:
+            self.validation = self._scores(self._labels(data.y_validation), *self._predict(data.X_validation))
+        self.coverage = self._coverage()
+        """How often sets or intervals, asked to hold the truth so often, held it, and how large they were."""
+        uncertain, wrong = (rows[:PICTURES] for rows in self._worth_a_look())
+        self.uncertain = tuple(map(self._picture, uncertain)) if self.tested else ()
+        self.wrong = tuple(map(self._picture, wrong))
+        if self.tested and self.wrong:
+            self.wrong = self._explained(wrong)
+        if not self.guessing:
+            self.suspects = suspect_labels(model)
+            self.suspect = self._suspect(self.suspects)
+
+    @abstractmethod
+    def _left_out(self) -> tuple[Array, ...]:
+        """Predictions of the training images."""
+
+    @abstractmethod
+    def _labels(self, y: Any) -> Array:
+        """Labels as they are scored."""
+
+    @abstractmethod
+    def _predict(self, X: Any = None, **kernels: Any) -> tuple[Array, ...]:
+        """What the model says of images, or by their kernels."""
+
+    @abstractmethod
+    def _scores(self, labels: Array, *found: Array) -> Any:
+        """How good predictions are: a dataclass that prints as its numbers."""
+
+    @abstractmethod
+    def _coverage(self) -> dict[str, Any] | None:
+        """Sets or intervals, tried."""
+
+    @abstractmethod
+    def _worth_a_look(self) -> tuple[Array, Array]:
+        """Rows of what was found: the most uncertain first, and those that are wrong."""
+
+    @abstractmethod
+    def _said(self, row: int) -> dict[str, Any]:
+        """The words of the picture in a row of what was found."""
+
+    @abstractmethod
+    def _doubt(self, score: float) -> tuple[str, dict[str, Any]]:
+        """How much a label is doubted, in words and for JSON."""
 
     @abstractmethod
     def covered(self) -> list[tuple[str, str]]:
@@ -108,18 +156,19 @@ class Evaluation(ABC):
     def figures(self) -> tuple[str, list[str]]:
         """A heading, and the figures of the scores."""
 
-    @abstractmethod
-    def _doubt(self, score: float) -> tuple[str, dict[str, Any]]:
-        """How much a label is doubted, in words and for JSON."""
-
     def _beside(self, scores: Any, images: int) -> str:
         """What is printed beside scores of so many images."""
         return ""
 
+    def _label(self, label: Any) -> str:
+        """A label as people read it."""
+        return word(label)
+
+    # ---- what is said --------------------------------------------------------------------------------------------
+
     def lines(self) -> list[tuple[str, str]]:
         """What is printed of the scores, by name."""
-        validated = 0 if self.data.X_validation is None else len(self.data.X_validation)
-        of = [("validation", self.validation, validated), ("test", self.test, self.tested)]
+        of = [("validation", self.validation, self.validated), ("test", self.test, self.tested)]
         of.append(("leave-one-out", self.loo, self.loo_images))
         told = [(name, f"{scores}{self._beside(scores, n)}") for name, scores, n in of if scores is not None]
         return told + self.covered()
@@ -129,32 +178,22 @@ class Evaluation(ABC):
         suspect = "" if self.suspects is None else f"<p>{escape(self.suspects.sentence)}</p>{page.grid(self.suspect)}"
         uncertain, covered = page.grid(self.uncertain), page.table(self.covered()) if self.covered() else ""
         shown = {"coverage": covered, "wrong": self.shown_mistakes(), "suspect": suspect, "uncertain": uncertain}
-        return "".join(page.section(*self.texts[name], content) for name, content in shown.items() if content)
+        found = ""
+        for name, (heading, said) in self.texts.items():
+            if shown[name]:
+                found += f'<h2>{heading}</h2>\n<p class="muted">{said}</p>\n{shown[name]}'
+        return found
 
     def shown_mistakes(self) -> str:
         """The pictures of `wrong` that are worth showing."""
         return page.grid(self.wrong)
 
-    def _timed(self, predict: Callable[..., Any]) -> Any:
-        """Predictions of the test images; their seconds are kept, and the kernels of a small test set."""
-        start = time.perf_counter()
-        if self.tested <= TRIED:
-            self._held = kernels(self.model, self.data.X_test)
-        found = predict(self.data.X_test) if self._held is None else predict(**self._of_test(slice(None)))
-        self.predict_seconds = time.perf_counter() - start
-        return found
-
-    def _of_test(self, rows: Any) -> dict[str, Any]:
-        """Kernels of some test images with the training images: what `predict_set` and its like are asked."""
-        if self._held is None:
-            K, diagonal = kernels(self.model, self.data.X_test[rows])
-        else:
-            K, diagonal = (held[rows] for held in self._held)
-        return {"K": K, "diagonal": diagonal}
-
     def as_dict(self) -> dict[str, Any]:
         """The numbers, for JSON."""
-        s, scores = self.suspects, {"test": self.test, "loo": self.loo, "validation": self.validation}
+        scores, counts = {"test": self.test, "loo": self.loo, "validation": self.validation}, None
+        if (s := self.suspects) is not None:
+            counts = {"beyond_errors": s.beyond_errors, "expected_by_errors": s.expected}
+            counts["contradicted"] = s.contradicted
         pictures = {"mistakes": self.wrong, "uncertain": self.uncertain, "suspects": self.suspect}
         return {
             "data": repr(self.data).strip("<>"),
@@ -164,67 +203,63 @@ class Evaluation(ABC):
             "predict_seconds": self.predict_seconds,
             "coverage": self.coverage,
             **{name: [picture.as_dict() for picture in shown] for name, shown in pictures.items()},
-            "suspect_labels": None if s is None else s.counts,
+            "suspect_labels": counts,
         }
 
-    def _explained(self, pictures: tuple[Picture, ...], rows: Array, behind: str) -> tuple[Picture, ...]:
-        """The pictures of test images with the training images behind their predictions, which answers have as
-        `behind`, and where the model looks."""
-        if not pictures:
-            return ()
-        shape, terms = self.model.input_shape_, self.model.fit_.only_kernel.terms
-        pair = sum(t.kernel.network.shapes(t.preparation.output_shape(shape)).cost for t in terms) * len(self.model.X_)
-        seen = self.data.X_test[rows[: _OPERATIONS // max(pair, 1)]]  # no more images than some seconds allow
-        places = where(self.model, seen) if len(seen) and self.data.pictures is None else None
-        found = []
-        for i, (picture, said) in enumerate(
-            zip(pictures, told(self.model, **self._of_test(rows), voices=3), strict=True)
-        ):
-            neighbours = tuple(
-                Neighbour(
-                    self._behind(voice["row"]),
-                    "" if voice["label"] is None else self._label(voice["label"]),
-                    f"{voice['share']:.3f}" if behind == "near" else page.minus(f"{voice['share']:+.2f}"),
-                    word(voice["name"]) if voice["name"] else None,
-                )
-                for voice in said[behind]
-            )
-            facts = picture.facts | {"novelty": said["novelty"], "because_of": said[behind]}
-            place = None if places is None or i >= len(places) else places[i]
-            found.append(replace(picture, facts=facts, neighbours=neighbours, saliency=place))
-        return tuple(found)
+    # ---- images --------------------------------------------------------------------------------------------------
 
-    def _suspect(self) -> tuple[Picture, ...]:
-        """The first of the suspect labels; what is predicted is what the others propose."""
-        if self.suspects is None:
-            return ()
-        found = []
-        for row, score, given, proposed, name in zip(*self.suspects.columns.values(), strict=True):
-            doubt, facts = self._doubt(float(score))
-            words = self._label(given), self._label(proposed), doubt, None if self.data.names is None else word(name)
-            found.append(Picture(self.shown[row], *words, facts, suspect=True))
-        return tuple(found[:PICTURES])
+    def _of_test(self, rows: Any) -> dict[str, Any]:
+        """Kernels of some test images with the training images: what `predict_set` and its like are asked."""
+        if self._held is None:
+            K, diagonal = kernels(self.model, self.data.X_test[rows])
+        else:  # of a small test set
+            K, diagonal = (held[rows] for held in self._held)
+        return {"K": K, "diagonal": diagonal}
 
     @property
-    def shown(self) -> Array:
+    def _shown(self) -> Array:
         """Training images, or the pictures of what was given features of."""
         return self.data.X if self.data.pictures is None else self.data.pictures
 
-    @property
-    def shown_test(self) -> Array:
-        """The same of the test images."""
-        return self.data.X_test if self.data.pictures_test is None else self.data.pictures_test
+    def _picture(self, row: int) -> Picture:
+        """The test image in a row of what was found, or the training image where there are no tests."""
+        data, at = self.data, row
+        if self.tested:
+            X, names = data.X_test if data.pictures_test is None else data.pictures_test, data.names_test
+        else:
+            X, names, at = self._shown, data.names, self.model.loo_rows_[row]
+        return Picture(X[at], name=None if names is None else word(names[at]), **self._said(row))
 
-    def _behind(self, row: int) -> Array:
-        """What is shown of the model's image in a row."""
-        if self.data.pictures is None:
-            return np.asarray(self.model.X_[row])
-        rows = self.model.inducing_rows_
-        return np.asarray(self.data.pictures[row if rows is None else rows[row]])
+    def _explained(self, rows: Array) -> tuple[Picture, ...]:
+        """The pictures of `wrong` with the training images behind their predictions, and where the model looks."""
+        model, pictures = self.model, self.data.pictures
+        terms, kept = model.fit_.only_kernel.terms, model.inducing_rows_
+        shapes = [t.kernel.network.shapes(t.preparation.output_shape(model.input_shape_)) for t in terms]
+        pair = sum(shape.cost for shape in shapes) * len(model.X_)
+        seen = self.data.X_test[rows[: _OPERATIONS // max(pair, 1)]]  # no more images than some seconds allow
+        places = where(model, seen) if len(seen) and pictures is None else None
+        found = []
+        for i, said in enumerate(told(model, **self._of_test(rows), voices=3)):
+            neighbours = []
+            for voice in said[self.behind]:
+                row, label, name = voice["row"], voice["label"], voice["name"]
+                pixels = model.X_[row] if pictures is None else pictures[row if kept is None else kept[row]]
+                share = f"{voice['share']:.3f}" if self.behind == "near" else page.minus(f"{voice['share']:+.2f}")
+                label = "" if label is None else self._label(label)
+                neighbours.append(Neighbour(np.asarray(pixels), label, share, word(name) if name else None))
+            facts = self.wrong[i].facts | {"novelty": said["novelty"], "because_of": said[self.behind]}
+            place = None if places is None or i >= len(places) else places[i]
+            found.append(replace(self.wrong[i], facts=facts, neighbours=tuple(neighbours), saliency=place))
+        return tuple(found)
 
-    def _label(self, label: Any) -> str:
-        """A label as people read it."""
-        return word(label)
+    def _suspect(self, suspects: SuspectLabels) -> tuple[Picture, ...]:
+        """The first of the suspect labels; what is predicted is what the others propose."""
+        found = []
+        for row, score, given, proposed, name in zip(*suspects.columns.values(), strict=True):
+            doubt, facts = self._doubt(float(score))
+            words = self._label(given), self._label(proposed), doubt, None if self.data.names is None else word(name)
+            found.append(Picture(self._shown[row], *words, facts, suspect=True))
+        return tuple(found[:PICTURES])
 
 
 def word(name: object) -> str:
@@ -238,6 +273,6 @@ def counted(share: float, count: int) -> str:
     return f"{value} ({remark})" if remark else value
 
 
-def likelihood(value: float | None) -> str:
-    """A log marginal likelihood for people."""
-    return "not known" if value is None else page.minus(f"{value:,.0f}")
+def likelihood(value: float | None) -> tuple[str, str]:
+    """A log marginal likelihood for people, and what it is."""
+    return "not known" if value is None else page.minus(f"{value:,.0f}"), "log marginal likelihood"

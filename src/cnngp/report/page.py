@@ -73,15 +73,10 @@ def minus(number: str) -> str:
     return number.replace("-", "\N{MINUS SIGN}")
 
 
-def table(rows: Sequence[Sequence[str]], heads: Sequence[str] = ()) -> str:
-    """Rows whose first cells are their names, below `heads` where there are some."""
-    first = "".join(f"<th>{escape(head)}</th>" for head in heads)
-    lines = [f"<tr><th>{escape(a)}</th>{''.join(f'<td>{escape(b)}</td>' for b in rest)}</tr>" for a, *rest in rows]
-    return f"<table>{f'<tr>{first}</tr>' if heads else ''}{''.join(lines)}</table>"
-
-
-def section(heading: str, said: str, content: str) -> str:
-    return f'<h2>{heading}</h2>\n<p class="muted">{said}</p>\n{content}'
+def table(rows: Sequence[tuple[str, str]]) -> str:
+    """Names, and what stands beside them."""
+    lines = [f"<tr><th>{escape(name)}</th><td>{escape(said)}</td></tr>" for name, said in rows]
+    return f"<table>{''.join(lines)}</table>"
 
 
 def figure(png: bytes, caption: str) -> str:

@@ -70,16 +70,8 @@ def predictions(measured: Array, mean: Array, std: Array) -> bytes:
     figure, axes = new_figure(4.6, 4.4)
     ends = [min(measured.min(), mean.min()), max(measured.max(), mean.max())]
     axes.plot(ends, ends, color="#9aa5b1", linewidth=1, linestyle="--")
-    axes.errorbar(
-        measured,
-        mean,
-        std,
-        fmt="o",
-        color=_BLUE,
-        markersize=3,
-        linewidth=0.7,
-        alpha=float(np.clip(60.0 / len(mean), 0.15, 0.9)),
-    )
+    alpha = float(np.clip(60.0 / len(mean), 0.15, 0.9))
+    axes.errorbar(measured, mean, std, fmt="o", color=_BLUE, markersize=3, linewidth=0.7, alpha=alpha)
     axes.set_xlabel("measured")
     axes.set_ylabel("predicted")
     return _png(figure)

@@ -9,12 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from cnngp.common.arrays import DataError
-from cnngp.datasets.dataset import Dataset
-from cnngp.estimators.regressor import GPRegressor
-
 from . import page, plots
-from .evaluation import COVERAGE, PICTURES, TRIED, Evaluation, Picture, counted, likelihood, word
+from .evaluation import COVERAGE, TRIED, Array, Evaluation, counted, likelihood
 
 Floats = NDArray[np.float64]
 
@@ -68,62 +64,34 @@ class Numbers(Evaluation):
             "Test images with the widest error bars: look at these, or measure more like them, next.",
         ),
     }
+    behind = "near"
 
-    def __init__(self, reg: GPRegressor, data: Dataset) -> None:
-        super().__init__(reg, data)
-        self.loo_y = np.asarray(data.y, np.float64)[reg.loo_rows_]
-        self.loo_mean, self.loo_std = reg.loo_predictions_, reg.loo_std_
-        self.y, self.mean, self.std = self.loo_y, self.loo_mean, self.loo_std
-        """Of the test set, or of leave-one-out where there is none; noise is in the standard deviations."""
-        self.loo = NumberScores.of(self.y, self.mean, self.std)
-        if self.tested:
-            self.y, (self.mean, self.std) = np.asarray(data.y_test, np.float64), self._timed(self._predict)
-            self.test = NumberScores.of(self.y, self.mean, self.std)
-        if data.X_validation is not None:
-            y = np.asarray(data.y_validation, np.float64)
-            self.validation = NumberScores.of(y, *self._predict(data.X_validation))
-        self.coverage = self._coverage()
-        self.wrong = self._furthest()
-        self.uncertain = self._pictures(np.argsort(-self.std, kind="stable")) if self.tested else ()
-        self.suspect = self._suspect()
+    def _left_out(self) -> tuple[Array, ...]:
+        return self.model.loo_predictions_, self.model.loo_std_
 
-    def _predict(self, X: Any = None, **kernels: Any) -> tuple[Floats, Floats]:
-        found: tuple[Floats, Floats] = self.model.predict(X, return_std=True, noise=True, **kernels)
+    def _labels(self, y: Any) -> Floats:
+        return np.asarray(y, np.float64)
+
+    def _predict(self, X: Any = None, **kernels: Any) -> tuple[Array, ...]:
+        found: tuple[Array, ...] = self.model.predict(X, return_std=True, noise=True, **kernels)
         return found
+
+    def _scores(self, labels: Array, *found: Array) -> NumberScores:
+        return NumberScores.of(labels, *found)
 
     # ---- images worth a look -------------------------------------------------------------------------------------
 
+    def _worth_a_look(self) -> tuple[Array, Array]:
+        """Those with the widest error bars, and the furthest off."""
+        return np.argsort(-self.found[2], kind="stable"), np.argsort(-_off(*self.found), kind="stable")
+
+    def _said(self, row: int) -> dict[str, Any]:
+        y, mean, std = (float(column[row]) for column in self.found)
+        words = {"label": self._label(y), "predicted": self._label(mean), "sure": f"± {std:.2g}"}
+        return words | {"facts": {"measured": y, "value": mean, "std": std}, "wrong": True}
+
     def _label(self, label: Any) -> str:
         return page.minus(f"{float(label):.4g}")
-
-    def _of(self, rows: NDArray[np.intp]) -> tuple[Any, Any]:
-        """Images and names of the predictions in `rows`."""
-        if self.tested:
-            return self.shown_test[rows], self.data.names_test
-        at = self.model.loo_rows_
-        return self.shown[at[rows]], None if self.data.names is None else self.data.names[at]
-
-    def _pictures(self, rows: NDArray[np.intp]) -> tuple[Picture, ...]:
-        rows = rows[:PICTURES]
-        X, names = self._of(rows)
-        return tuple(
-            Picture(
-                x,
-                self._label(self.y[i]),
-                self._label(self.mean[i]),
-                f"± {self.std[i]:.2g}",
-                None if names is None else word(names[i]),
-                {"measured": float(self.y[i]), "value": float(self.mean[i]), "std": float(self.std[i])},
-                wrong=True,
-            )
-            for x, i in zip(X, rows, strict=True)
-        )
-
-    def _furthest(self) -> tuple[Picture, ...]:
-        off = np.abs(self.y - self.mean) / np.maximum(self.std, np.finfo(np.float64).tiny)
-        rows = np.argsort(-off, kind="stable")[:PICTURES]
-        pictures = self._pictures(rows)
-        return self._explained(pictures, rows, "near") if self.tested else pictures
 
     def _doubt(self, score: float) -> tuple[str, dict[str, Any]]:
         return f"{score:.1f} standard deviations", {"score": score}
@@ -133,12 +101,11 @@ class Numbers(Evaluation):
     def _coverage(self) -> dict[str, Any] | None:
         if not self.loo_images:
             return None
-        errors = np.abs(self.loo_y - self.loo_mean) / np.maximum(self.loo_std, np.finfo(np.float64).tiny)
-        bars = float((errors <= ndtri(0.5 + 0.5 * COVERAGE)).mean())
+        bars = float((_off(*self.left_out) <= ndtri(0.5 + 0.5 * COVERAGE)).mean())
         found: dict[str, Any] = {"asked": COVERAGE, "error_bars": bars, "right": None, "width": None}
         if self.tested and self.model.gp_.exact is not None:
             low, high = self.model.predict_interval(coverage=COVERAGE, **self._of_test(slice(TRIED))).T
-            y, width = self.y[:TRIED], float(np.median(high - low))
+            y, width = self.found[0][:TRIED], float(np.median(high - low))
             found["right"] = float(((low <= y) & (y <= high)).mean())
             found |= {"images": len(y), "width": width if np.isfinite(width) else None}
         return found
@@ -158,17 +125,14 @@ class Numbers(Evaluation):
 
     def tiles(self) -> list[tuple[str, str]]:
         found = []
-        for scores, name in (
-            (self.test, "test images"),
-            (self.validation, "validation images"),
-            (self.loo, "left out"),
-        ):
+        of = (self.test, "test images"), (self.validation, "validation images"), (self.loo, "left out")
+        for scores, name in of:
             if scores is not None:
                 r2 = "not known" if scores.r2 is None else page.minus(f"{scores.r2:.3f}")
                 found += [(r2, f"R², {name}"), (f"{scores.rmse:.4g}", f"root mean square error, {name}")]
         density = (self.test or self.loo).log_density
         found.append((page.minus(f"{density:.3f}"), "log density of an image"))
-        return [*found, (likelihood(self.model.log_marginal_likelihood_), "log marginal likelihood")]
+        return [*found, likelihood(self.model.log_marginal_likelihood_)]
 
     def summary(self) -> str:
         tested = ""
@@ -177,22 +141,15 @@ class Numbers(Evaluation):
         return (
             f"The model was trained on {self.images:,} images by one linear solve. {tested}By leave-one-out, which "
             f"needs no test set, predictions of the training images are off by {self.loo.rmse:.4g} (root mean square), "
-            f"each from all the others; always the mean would be by {float(self.loo_y.std()):.4g}."
+            f"each from all the others; always the mean would be by {float(self.left_out[0].std()):.4g}."
         )
 
     def figures(self) -> tuple[str, list[str]]:
         of = "test images" if self.tested else "training images, left out"
         caption = f"Predicted against measured numbers of the {of}; bars are one standard deviation."
-        return "Predicted and measured", [page.figure(plots.predictions(self.y, self.mean, self.std), caption)]
+        return "Predicted and measured", [page.figure(plots.predictions(*self.found), caption)]
 
 
-def check_numbers(y: Any, name: str) -> None:
-    """Refuse targets that a regression cannot be of, before the kernel is computed."""
-    if y.dtype.kind not in "fiub":
-        raise DataError(
-            f"{name} has words such as {str(y.ravel()[0])[:30]!r} for numbers; `cnngp classify` takes classes"
-        )
-    if np.ptp(np.asarray(y, np.float64)) == 0.0:
-        raise DataError(
-            f"{name} has the same number, {float(y.ravel()[0]):g}, for every image; there is nothing to predict"
-        )
+def _off(y: Floats, mean: Floats, std: Floats) -> Floats:
+    """How far predictions are off, in their standard deviations."""
+    return np.asarray(np.abs(y - mean) / np.maximum(std, np.finfo(np.float64).tiny))

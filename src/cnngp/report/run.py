@@ -12,26 +12,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cnngp.common.arrays import DataError
 from cnngp.common.files import write_atomically
 from cnngp.common.progress import duration, progress_bar
 from cnngp.common.tables import csv_text
 from cnngp.datasets.dataset import Dataset
 from cnngp.estimators.base import GPEstimator
-from cnngp.estimators.choosing import Choice, Expected
 from cnngp.estimators.classifier import GPClassifier
-from cnngp.estimators.kernels import RecipeKernel
-from cnngp.estimators.training_images import Images
 
 from . import page, plots
 from .classification import Classes, check_labels
 from .evaluation import Evaluation
-from .regression import Numbers, check_numbers
+from .regression import Numbers
 
 Say = Callable[[str, str], None]
 """Shows one line of a run under its name; an empty name is an empty line."""
 
-_WORTH_MEASURING = 10**12
+WORTH_MEASURING = 10**12
 """Operations from which a few pairs are worth timing first: about half a minute on two cores."""
 _LONG = 3600.0
 _SOON = 5.0  # seconds that nobody needs to be told of
@@ -92,28 +91,27 @@ def run(
     say : called with a name and a text for every line; by default they are printed.
     """
     began = time.perf_counter()
-    say = say or _printed
+    say = say or (lambda name, text: print(f"{name:<22} {text}".rstrip()))
     fitted: Any = GPClassifier() if estimator is None else estimator
     _check(images, isinstance(fitted, GPClassifier))
-    stages: list[str] = []
+    stages = _Stages(say, images)
     with warnings.catch_warnings():
         if fitted.noise is None:  # nobody asked for a search of the noise, and the verdict says more
             warnings.filterwarnings("ignore", "noise='loo' chose the most noise", UserWarning)
-        fitted.fit(
-            images.X,
-            images.y,
-            names=images.names,
-            groups=images.groups,
-            image_noise=images.image_noise,
-            tell=lambda stage, value: _stage(say, images, stages, stage, value),
-        )
+        of_images = {"names": images.names, "groups": images.groups, "image_noise": images.image_noise}
+        fitted.fit(images.X, images.y, **of_images, tell=stages.tell)
     fitted.image_aspect_, fitted.pictures_ = images.aspect, images.pictures
     name = fitted.recipe_.name if network is None or fitted.choice_ is not None else network
     _tell_fit(say, fitted, name, images)
     found = evaluate(fitted, images)
     if found.tested:
         say("predict", f"{found.predict_seconds:.2f} s")
-    for line in [("", ""), *found.lines(), *(_measures(fitted) if verbose else [])]:
+    lines = [("", ""), *found.lines()]
+    if verbose:  # the network and the engine were shown before
+        known = fitted.log_marginal_likelihood_
+        lines.append(("log likelihood", "not known with this solver" if known is None else f"{known:,.1f}"))
+        lines += replace(fitted.fit_report_, choice=None).rows()[1:]
+    for line in lines:
         say(*line)
     done = Run(fitted, found, name, tuple(images.notes), {}, time.perf_counter() - began)
     if folder is not None:
@@ -140,80 +138,79 @@ def _check(images: Dataset, classes: bool) -> None:
             f"{images.name} has {y.shape[1]} labels for each image, and this run {one} one: choose it with "
             f"--columns, or fit all of them in Python with {all_of}"
         )
-    if not classes:
-        check_numbers(y, images.name)
-        return
-    if y.dtype.kind == "f" and bool((y != y.round()).any()):
+    if not classes and y.dtype.kind not in "fiub":
+        raise DataError(
+            f"{images.name} has words such as {str(y.ravel()[0])[:30]!r} for numbers; `cnngp classify` takes classes"
+        )
+    if not classes and np.ptp(np.asarray(y, np.float64)) == 0.0:
+        raise DataError(
+            f"{images.name} has the same number, {float(y.ravel()[0]):g}, for every image; there is nothing to predict"
+        )
+    if classes and y.dtype.kind == "f" and bool((y != y.round()).any()):
         raise DataError(
             f"{images.name} has numbers such as {y[y != y.round()][0]:g} for labels, which are no classes; "
             "`cnngp regress` fits numbers, as GPRegressor does in Python"
         )
-    check_labels(y, images.y_test)
-
-
-def _printed(name: str, text: str) -> None:
-    print(f"{name:<22} {text}".rstrip())
+    if classes:
+        check_labels(y, images.y_test)
 
 
 # ---- what is said --------------------------------------------------------------------------------------------------
 
 
-def _stage(say: Say, images: Dataset, before: list[str], stage: str, value: Any) -> None:
-    """A stage of the fit, as it begins or ends, and those `before` it."""
-    before.append(stage)
-    if stage == "choosing":
-        said = "one recipe is" if value == 1 else f"{value:,} recipes are"
-        say("choosing", f"{said} compared by leave-one-out")
-    elif stage == "chosen":
-        choice: Choice = value
-        gain = f"; {choice.gain:.3f} better than the usual one" if choice.gain > 0.0 else ""
-        say("choice", f"{choice.name}, {choice.reason}{gain}")
-        say("more effort", choice.better())
-    elif stage == "expected":
-        expected: Expected = value
-        seconds = expected.choosing + expected.a_pair * _pairs(images) + _afterwards(images)
-        if seconds > _SOON:
-            say("expected time", f"about {duration(seconds)} for {_pairs(images):,} pairs, the solve and the report")
-    elif stage == "kernel" and "expected" not in before:
-        _tell_expected(say, images, *value)
+class _Stages:
+    """Says what a fit does, stage by stage, and how long all that follows will take."""
+
+    def __init__(self, say: Say, images: Dataset) -> None:
+        self._say, self._told = say, False
+        n = len(images.X)
+        predicted = len(images.X_test) + (0 if images.X_validation is None else len(images.X_validation))
+        self._pairs = n * (n - 1) // 2 + n * predicted
+        self._afterwards = _REPORT + (n**3 / 3 + 12 * n * n * predicted) / _FLOPS
+        """Seconds for the solve, predictions from kernels, and the report."""
+
+    def tell(self, stage: str, value: Any) -> None:
+        """A stage of the fit, as it begins or ends."""
+        if stage == "choosing":
+            said = "one recipe is" if value == 1 else f"{value:,} recipes are"
+            self._say("choosing", f"{said} compared by leave-one-out")
+        elif stage == "chosen":
+            gain = f"; {value.gain:.3f} better than the usual one" if value.gain > 0.0 else ""
+            self._say("choice", f"{value.name}, {value.reason}{gain}")
+            self._say("more effort", value.better())
+        elif stage == "expected":
+            self._told = True
+            seconds = value.choosing + value.a_pair * self._pairs + self._afterwards
+            if seconds > _SOON:
+                self._expected(seconds)
+        elif stage == "kernel" and not self._told:
+            kernel, training = value
+            shape = training.shape[1:]
+            costs = [t.kernel.network.shapes(t.preparation.output_shape(shape)).cost for t in kernel.terms]
+            if sum(costs) * self._pairs < WORTH_MEASURING:
+                return
+            begun = time.perf_counter()
+            with progress_bar(1, "compiling, timing a few pairs", "run", delay=0.0):
+                seconds = kernel.expected_seconds(training.at(slice(0, min(len(training), 512))), self._pairs)
+            seconds += self._afterwards
+            took = time.perf_counter() - begun
+            self._expected(seconds, f"; {took:.1f} s to compile" if took > 2.0 else "; compiled")
+            if hours := said_of_hours(seconds, "run"):
+                warnings.warn(hours, UserWarning, stacklevel=2)
+
+    def _expected(self, seconds: float, more: str = "") -> None:
+        said = f"about {duration(seconds)} for {self._pairs:,} pairs, the solve and the report{more}"
+        self._say("expected time", said)
 
 
-def _pairs(images: Dataset) -> int:
-    """Pairs of images that a fit and its predictions compare."""
-    n = len(images.X)
-    return n * (n - 1) // 2 + n * _predicted(images)
-
-
-def _predicted(images: Dataset) -> int:
-    return len(images.X_test) + (0 if images.X_validation is None else len(images.X_validation))
-
-
-def _afterwards(images: Dataset) -> float:
-    """Seconds for the solve, predictions from kernels, and the report."""
-    n = len(images.X)
-    return _REPORT + (n**3 / 3 + 12 * n * n * _predicted(images)) / _FLOPS
-
-
-def _tell_expected(say: Say, images: Dataset, kernel: RecipeKernel, training: Images) -> None:
-    """How long all that follows takes: compiling, kernels, predictions, and the report."""
-    n, pairs = len(training), _pairs(images)
-    operations = sum(t.kernel.network.shapes(t.preparation.output_shape(training.shape[1:])).cost for t in kernel.terms)
-    if operations * pairs < _WORTH_MEASURING:
-        return
-    begun = time.perf_counter()
-    with progress_bar(1, "compiling, timing a few pairs", "run", delay=0.0):
-        seconds = kernel.expected_seconds(training.at(slice(0, min(n, 512))), pairs)
-    seconds += _afterwards(images)
-    took = time.perf_counter() - begun
-    said = f"{took:.1f} s to compile" if took > 2.0 else "compiled"
-    say("expected time", f"about {duration(seconds)} for {pairs:,} pairs, the solve and the report; {said}")
-    if seconds > _LONG:
-        warnings.warn(
-            f"the run takes about {duration(seconds)} here, more than an hour; use fewer images (--train), a network "
-            "that shrinks before its pools (`cnngp networks NAME` shows the cost of each layer) or a GPU",
-            UserWarning,
-            stacklevel=2,
-        )
+def said_of_hours(seconds: float, what: str) -> str:
+    """A warning of a run or a kernel that takes more than an hour, with what would be faster; else nothing."""
+    if seconds <= _LONG:
+        return ""
+    return (
+        f"the {what} takes about {duration(seconds)} here, more than an hour; use fewer images (--train), a network "
+        "that shrinks before its pools (`cnngp networks NAME` shows the cost of each layer) or a GPU"
+    )
 
 
 def _tell_fit(say: Say, clf: Any, name: str, images: Dataset) -> None:
@@ -231,13 +228,6 @@ def _tell_fit(say: Say, clf: Any, name: str, images: Dataset) -> None:
     compared = len(images.X) * (len(images.X) - 1) // 2
     say("kernel", f"{fit.kernel_seconds:.2f} s, {compared / max(fit.kernel_seconds, 1e-9):,.0f} pairs/s")
     say("solve", f"{fit.solve_seconds:.2f} s")
-
-
-def _measures(model: Any) -> list[tuple[str, str]]:
-    """What was measured about the fit; the network and the engine were shown before."""
-    known = model.log_marginal_likelihood_
-    said = "not known with this solver" if known is None else f"{known:,.1f}"
-    return [("log likelihood", said), *replace(model.fit_report_, choice=None).rows()[1:]]
 
 
 # ---- what is written -----------------------------------------------------------------------------------------------

@@ -51,12 +51,6 @@ class SuspectLabels:
         return len(self.columns["row"])
 
     @property
-    def counts(self) -> dict[str, Any]:
-        """The numbers of labels, for JSON."""
-        names = ("beyond_errors", "expected_by_errors", "contradicted")
-        return dict(zip(names, (self.beyond_errors, self.expected, self.contradicted), strict=True))
-
-    @property
     def sentence(self) -> str:
         """What the list means."""
         what = self.what
@@ -84,7 +78,18 @@ def suspect_labels(model: Any, most: int | None = None) -> SuspectLabels:
     is taken to be random); of numbers, N times the tails of Student's distribution. The list ends with the last
     label at which there are twice as many, and more than chance puts there, or after five.
     """
-    what, expected, contradicted = _of_classes(model) if isinstance(model, GPClassifier) else _of_numbers(model)
+    if isinstance(model, GPClassifier):
+        what, P, given = "label", model.loo_probabilities_, to_numpy(model.gp_.leave_one_out().targets).argmax(1)
+        noise = float(model.label_noise_)
+        clean = np.clip((P - noise / P.shape[1]) / max(1.0 - noise, 1e-12), 0.0, 1.0)
+        every = np.sort(clean.ravel())
+        total = np.concatenate([[0.0], np.cumsum(every)])
+        expected = total[np.searchsorted(every, np.sort(clean[np.arange(len(P)), given]), "right")]
+        contradicted = int(np.count_nonzero(P.argmax(1) != given))
+    else:
+        what, scores = "number", model.suspect_labels(len(model.loo_rows_))["score"]
+        expected = len(scores) * 2.0 * stdtr(_FREEDOM, -scores * np.sqrt(_FREEDOM / (_FREEDOM - 2.0)))
+        contradicted = int(np.count_nonzero(scores > _FAR))
     seen = np.arange(1, len(expected) + 1)
     by_chance = expected + _DEVIATIONS * np.sqrt(expected)
     fits = np.flatnonzero((expected <= _BY_ERRORS * seen) & (by_chance <= seen))
@@ -92,23 +97,6 @@ def suspect_labels(model: Any, most: int | None = None) -> SuspectLabels:
     n = max(beyond, min(contradicted, _AT_LEAST)) if most is None else min(most, len(expected))
     columns = {name: column[:n] for name, column in model.suspect_labels(max(n, 1)).items()}
     return SuspectLabels(columns, float(expected[beyond - 1]) if beyond else 0.0, beyond, contradicted, what)
-
-
-def _of_classes(clf: GPClassifier) -> tuple[str, Floats, int]:
-    """For each label, the most suspect first, how many are expected; and how many are contradicted."""
-    P, given = clf.loo_probabilities_, to_numpy(clf.gp_.leave_one_out().targets).argmax(1)
-    noise = float(clf.label_noise_)
-    clean = np.clip((P - noise / P.shape[1]) / max(1.0 - noise, 1e-12), 0.0, 1.0)
-    of_labels = np.sort(clean[np.arange(len(P)), given])
-    every = np.sort(clean.ravel())
-    total = np.concatenate([[0.0], np.cumsum(every)])
-    return "label", total[np.searchsorted(every, of_labels, "right")], int(np.count_nonzero(P.argmax(1) != given))
-
-
-def _of_numbers(reg: Any) -> tuple[str, Floats, int]:
-    scores = reg.suspect_labels(len(reg.loo_rows_))["score"]
-    tails = 2.0 * stdtr(_FREEDOM, -scores * np.sqrt(_FREEDOM / (_FREEDOM - 2.0)))
-    return "number", len(scores) * tails, int(np.count_nonzero(scores > _FAR))
 
 
 # ---- decisions ----
@@ -134,7 +122,7 @@ class Decisions:
     """
 
     def __init__(self, path: Path, X: Any, y: Sequence[Any] | NDArray[Any], names: Any = None) -> None:
-        self.path = path
+        self.path, self._lock = path, path.with_name(f".{path.name}.lock")
         self._images = [fingerprint(image) for image in X]
         self._given = [str(label) for label in y]
         self._names = [""] * len(self._given) if names is None else [str(name) for name in names]
@@ -153,22 +141,16 @@ class Decisions:
         """Read the file, which other viewers and people may have changed: it is what counts."""
         lines, others = {}, []
         for line in _read(self.path) if self.path.exists() else []:
-            row = self._row_of(line)
-            if row is None or row in lines:
+            row, rows = int(line["row"]), self._rows.get((line["image"], line["given"].removesuffix(".0")), [])
+            if row not in rows:  # the image is in another one; of several equal images, the one of its name is meant
+                if len(rows) > 1:
+                    rows = [other for other in rows if self._names[other] == line["name"] != ""]
+                row = rows[0] if len(rows) == 1 else -1
+            if row < 0 or row in lines:
                 others.append(line)
             else:
                 lines[row] = line | {"row": str(row)}
         self.lines, self.others = lines, others
-
-    def _row_of(self, line: Line) -> int | None:
-        """Where the image of a decision is, with the label that it was decided about; None where it is not, or where
-        several images could be meant."""
-        rows = self._rows.get((line["image"], line["given"].removesuffix(".0")), [])
-        if int(line["row"]) in rows:
-            return int(line["row"])
-        if len(rows) > 1:
-            rows = [row for row in rows if self._names[row] == line["name"] != ""]
-        return rows[0] if len(rows) == 1 else None
 
     def set_others_aside(self) -> None:
         """If there are decisions about other images, keep the file under another name, with a warning, and begin a new
@@ -209,11 +191,6 @@ class Decisions:
         """The file's content, by row."""
         self.refresh()
         return _text([*self.lines.values(), *self.others])
-
-    @property
-    def _lock(self) -> Path:
-        """For one viewer at a time between reading the file and writing it."""
-        return self.path.with_name(f".{self.path.name}.lock")
 
 
 def apply_decisions(path: str | Path, X: Any, y: Any, names: Any = None) -> tuple[NDArray[Any], NDArray[Any]]:
