@@ -37,7 +37,7 @@ from cnngp.gp import solve
 from cnngp.gp.solving.matrices import SymmetricMatrix
 from cnngp.matrix.cluster import cluster as clusters
 from cnngp.matrix.cluster import filling
-from cnngp.matrix.images import ImageRows
+from cnngp.matrix.images import ImageRows, begin_run, end_run
 from cnngp.matrix.plan import status
 from cnngp.matrix.store.store import opened
 
@@ -237,12 +237,15 @@ def test_without_the_name_of_its_run_a_worker_writes_nothing(tmp_path: Path, mon
     gram(KERNEL, X, store=place, tile=32)
     for path in place.glob("K/c/*/*"):
         path.unlink()
+
+    def filled(name: bytes, where: Path = place) -> Any:
+        return filling.fill_missing((0, 1), (b"", str(where), name))
+
     with opened(place) as store:
-        name = filling.begin(store, ImageRows(X, KERNEL, "X"), None)
-        filling.fill_missing(b"", str(place), b"another", (0, 1))
+        name = begin_run(store, ImageRows(X, KERNEL, "X"), None)
+        assert filled(b"another") is None
         assert chunks(place) == 0
-        with pytest.raises(filling.Refused, match="does not see the store"):
-            filling.fill_missing(b"", str(tmp_path / "other"), name, (0, 1))
+        assert "does not see the store" in str(filled(name, tmp_path / "other"))
         assert not (tmp_path / "other").exists()
         write, read, written = type(store).write, ImageRows.block, []
 
@@ -250,18 +253,17 @@ def test_without_the_name_of_its_run_a_worker_writes_nothing(tmp_path: Path, mon
             write(self, tile, block)
             written.append(tile)
             if len(written) == 3:
-                filling.end(store)
+                end_run(store)
 
         def end_and_read(self: Any, rows: slice, card: int | None = None) -> Any:
-            filling.end(store)
+            end_run(store)
             return read(self, rows, card)
 
         monkeypatch.setattr(type(store), "write", write_and_end)
-        filling.fill_missing(b"", str(place), name, (0, 1))
-        assert len(written) == 3
-        name = filling.begin(store, ImageRows(X, KERNEL, "X"), None)
+        assert filled(name) is None
+        name = begin_run(store, ImageRows(X, KERNEL, "X"), None)
         monkeypatch.setattr(ImageRows, "block", end_and_read)
-        filling.fill_missing(b"", str(place), name, (0, 1))
+        assert filled(name) is None
         assert len(written) == 3
     assert names(place) == WHOLE
 
@@ -404,7 +406,7 @@ def test_a_scheduler_that_is_not_there(tmp_path: Path, capsys: Any, monkeypatch:
     for address in ("somewhere", "http://host:80", "tcp://host", "tcp://host:port"):
         with pytest.raises(ClusterError, match=r"expected an address such as tcp://host:8786\. Start one with"):
             connect(address, timeout=0.5)
-    monkeypatch.setattr("cnngp.matrix.cluster.connection.connect", functools.partial(connect, timeout=0.5))
+    monkeypatch.setattr("cnngp.cluster.connect", functools.partial(connect, timeout=0.5))
     assert run(["gram", "--store", str(tmp_path / "K"), "--scheduler", nobody]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1

@@ -28,10 +28,10 @@ def gram(asked: Asked) -> None:
         raise ValueError("--plan measures this machine, so it cannot be combined with --scheduler")
     if asked.recipe is not None and asked.preparation != "plain":
         raise ValueError("--recipe names the networks and preparations; leave out --preparation")
+    from cnngp.cluster import connect
     from cnngp.estimators.kernels import prepared
     from cnngp.estimators.recipe import Recipe, Term
     from cnngp.kernel.kernel import Kernel
-    from cnngp.matrix.cluster.connection import connect
     from cnngp.matrix.store.places import child
 
     with nullcontext() if asked.scheduler is None else connect(asked.scheduler) as client:

@@ -14,6 +14,7 @@ from typing import Any, Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from cnngp.cluster import ClusterError
 from cnngp.common import memory
 from cnngp.common.arrays import DataError, Output, check_output, to_numpy, to_output
 from cnngp.common.errors import StoreError
@@ -23,10 +24,9 @@ from cnngp.kernel.kernel import Kernel, as_kernel
 from cnngp.kernel.program import Kind
 from cnngp.network.layers import Network, NetworkError
 
-from .cluster.connection import ClusterError
-from .cluster.filling import ClusterFill, end
+from .cluster.filling import ClusterFill
 from .fill import Lane, fill, lanes, not_done_by_others
-from .images import ImageRows
+from .images import ImageRows, end_run
 from .store.spec import Data, Spec
 from .store.store import GramStore, opened
 from .tile_size import check_tile, default_tile, tile_here
@@ -175,7 +175,7 @@ def _in_store(
         if old != spec.shape:
             _refuse_to_fill(store, engine)
         if not store.read_only:
-            end(store)  # a run on a cluster whose client was killed
+            end_run(store)  # a run on a cluster whose client was killed
     x.check_range(old[0])
     if z is not None:
         z.check_range(old[1])

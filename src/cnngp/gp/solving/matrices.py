@@ -109,8 +109,8 @@ class SymmetricMatrix:
         instead of a sum as long as V.
         """
         product = partial(_row_product, self.K, self.tile[1])
-        parts = cluster.computed(product, list(blocks(self.n, self.tile[0])), to_numpy(V))
-        return namespace(V).asarray(np.concatenate(parts))
+        parts = dict(cluster.results(product, blocks(self.n, self.tile[0]), to_numpy(V), parallel=True))
+        return namespace(V).asarray(np.concatenate([parts[k] for k in range(len(parts))]))
 
 
 _NAN = "the kernel matrix contains NaN or infinity; an unfinished store does too: finish it with gram"
