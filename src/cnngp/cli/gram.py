@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
+from dataclasses import asdict
 from typing import Any
 
 from cnngp.common.progress import duration, progress_bar
@@ -117,13 +118,13 @@ def _plan(kernel: Any, X: Any, tile: int | None, store: Any) -> dict[str, Any]:
     say("speed", f"{p.pairs_per_second:,.0f} pairs/s, measured on a few pairs")
     say("time", f"about {duration(p.seconds)}")
     _warn_if_long(p.seconds)
-    return {"command": "gram --plan", **p.as_dict()}
+    return {"command": "gram --plan", **asdict(p)}
 
 
 def _status(where: str, verify: bool) -> None:
     from cnngp.common.memory import size
     from cnngp.matrix.plan import status
-    from cnngp.matrix.store.differences import told
+    from cnngp.matrix.store.spec import told
     from cnngp.network.serialize import from_json
 
     s = status(where, verify=verify)

@@ -186,7 +186,13 @@ def _in_store(
     if missing or damaged:
         _refuse_to_fill(store, engine)
         _check(store, kernel, x, on_cluster)
-        _forget(store, damaged)
+        if damaged:
+            shown = ", ".join(map(str, damaged[:5])) + (", …" if len(damaged) > 5 else "")
+            what = f"{len(damaged)} of {len(store.grid)} tiles were damaged and are computed again: {shown}"
+            log.warning("%s: %s", store.name, what)
+        with store.writing("its other tiles stay valid"):
+            for at in damaged:  # gone, so that no later run without verification takes them for good
+                store.forget(*at)
         _compute(store, kernel, x, z, sorted([*missing, *damaged]), progress, on_cluster)
     if not store.read_only:
         store.note("progress", {"tiles": len(store.grid), "of": len(store.grid)})
@@ -241,17 +247,6 @@ def _check(store: GramStore, kernel: Kernel, x: ImageRows, on_cluster: ClusterFi
         return
     verdict = kernel.verify(x.X)
     store.note("check", {"by": "this process"} | ({} if verdict is None else asdict(verdict)))
-
-
-def _forget(store: GramStore, damaged: list[tuple[int, int]]) -> None:
-    """Delete damaged tiles, so that no later run without verification takes them for good."""
-    if damaged:
-        shown = ", ".join(map(str, damaged[:5])) + (", …" if len(damaged) > 5 else "")
-        what = f"{len(damaged)} of {len(store.grid)} tiles were damaged and are computed again: {shown}"
-        log.warning("%s: %s", store.name, what)
-    with store.writing("its other tiles stay valid"):
-        for at in damaged:
-            store.forget(*at)
 
 
 def _compute(

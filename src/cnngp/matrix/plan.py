@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from cnngp.common.errors import StoreError
@@ -39,9 +38,6 @@ class GramCost:
     pairs_per_second: float
     seconds: float
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def plan(kernel: Kernel, X: Any, *, tile: int | None = None, store: Any = None) -> GramCost:
     """Count everything, time a few pairs, and say what the whole will take."""
@@ -50,35 +46,28 @@ def plan(kernel: Kernel, X: Any, *, tile: int | None = None, store: Any = None) 
     grid = Grid((n, n), check_tile(tile) or tile_here(x, (n, n), True), True)
     rate = measured_rate(x, min(grid.tile))
     a, b = grid.counts
+    local, free, peak = local_path("." if store is None else store), None, None
+    if local is not None:
+        folder = local.absolute()
+        free = shutil.disk_usage(next(f for f in (folder, *folder.parents) if f.exists())).free
+    if sys.platform != "win32":
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return GramCost(
         images=n,
         pairs=grid.pairs,
         tile=grid.tile[0],
         tiles=len(grid),
         disk_bytes=a * b * chunk_bytes(grid.tile, x.dtype),
-        disk_free_bytes=_free(local_path("." if store is None else store)),
-        memory_bytes=_peak_memory(),
+        disk_free_bytes=free,
+        memory_bytes=peak,
         fit_bytes=8 * n * n,
         engine=kernel.engine_for(x.image_shape).identity,
         pairs_per_second=rate,
         seconds=grid.pairs / rate,
     )
-
-
-def _free(folder: Path | None) -> int | None:
-    if folder is None:
-        return None
-    folder = folder.absolute()
-    return shutil.disk_usage(next(f for f in (folder, *folder.parents) if f.exists())).free
-
-
-def _peak_memory() -> int | None:
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 @dataclass(frozen=True)
