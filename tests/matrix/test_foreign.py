@@ -14,16 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import (
-    Conv,
-    Dense,
-    GPClassifier,
-    GPRegressor,
-    Kernel,
-    ReLU,
-    Sequential,
-    gram,
-)
+from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, ReLU, Sequential, gram
 from cnngp.cli import run
 from cnngp.common import files
 from cnngp.common.errors import ModelFileError, StoreError

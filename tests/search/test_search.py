@@ -9,18 +9,7 @@ import numpy as np
 import pytest
 from optuna.trial import FixedTrial
 
-from cnngp import (
-    Conv,
-    Dense,
-    GPClassifier,
-    NetworkError,
-    ReLU,
-    Sequential,
-    datasets,
-    from_json,
-    search,
-    zoo,
-)
+from cnngp import Conv, Dense, GPClassifier, NetworkError, ReLU, Sequential, datasets, from_json, search, zoo
 from cnngp.common.errors import DatasetError
 from cnngp.kernel.program import Kind
 from cnngp.search import SearchResult, Space, random_search, scoring

@@ -83,11 +83,8 @@ def begun(kernel: Kernel, X: Any, store: Any, tile: int | None = None) -> Begun 
     """What a store has of K(X, X) so far, without writing; None where it was not begun. Refuses as `gram` does what is
     of something else, so that nothing is promised first.
     """
-    local = local_path(store)
-    if local is not None and not (local / "zarr.json").exists():
-        return None
-    there = GramStore(store, read_only=True)
-    if there.found is None:
+    there = _looked_at(store)
+    if there is None or there.found is None:
         return None
     x = ImageRows(X, kernel, "X")
     wanted = specify(there.found, kernel, x, None, check_tile(tile) or there.found.tile, there.found.engine)
@@ -95,6 +92,12 @@ def begun(kernel: Kernel, X: Any, store: Any, tile: int | None = None) -> Begun 
     lost = {tile_of(there.grid, *at) for at in there.grid.cut_by_growth(wanted.shape)} | set(there.missing())
     kept = [t for t in there.grid if (t.i, t.j) not in lost]
     return Begun(len(kept), len(wanted.grid), wanted.grid.pairs - sum(t.pairs for t in kept))
+
+
+def _looked_at(where: Any) -> GramStore | None:
+    """A store, if there is one, without making its folder."""
+    local = local_path(where)
+    return GramStore(where, read_only=True) if local is None or (local / "zarr.json").exists() else None
 
 
 @dataclass(frozen=True)
@@ -118,12 +121,10 @@ class Status:
 
 def status(where: Any, *, verify: bool = True, progress: bool = True) -> Status:
     """Look at a store, and at every tile of it, without writing or waiting: also while another process fills it."""
-    local = local_path(where)
-    store = None if local is not None and not (local / "zarr.json").exists() else GramStore(where, read_only=True)
+    local, store = local_path(where), _looked_at(where)
     if store is None or store.found is None:
         what = "is not a store of cnngp" if local is None or local.exists() else "does not exist"
-        place = local if store is None else store.name
-        raise StoreError(f"{place} {what}; stores are made by `cnngp gram --store` and cnngp.gram(…, store=…)")
+        raise StoreError(f"{local or where} {what}; stores are made by `cnngp gram --store` and cnngp.gram(…, store=…)")
     there = store.present()
     missing = store.missing(there)
     if there.any():  # else it may have just been begun, before its array
