@@ -82,14 +82,6 @@ class ImageRows:
         step = max(1, _BLOCK_BYTES // (self.dtype.itemsize * int(np.prod(self.image_shape))))
         return (slice(a, min(a + step, end)) for a in range(start, end, step))
 
-    def copy_to(self, store: GramStore, step: int) -> None:
-        """Put them into a store, as a Zarr array with a chunk for `step` images."""
-        shape = (min(step, len(self)), *self.image_shape)
-        array = store.new_array(f"images/{self.name}", self.shape, shape, self.dtype)
-        for start in range(0, len(self), step):
-            rows = slice(start, min(start + step, len(self)))
-            array[rows] = self.block(rows).reshape(-1, *self.image_shape)
-
 
 # ---- for the workers of a cluster, beside the matrix that they fill --------------------------------------------------
 #
@@ -102,8 +94,13 @@ def begin_run(store: GramStore, x: ImageRows, z: ImageRows | None) -> bytes:
     end_run(store)
     with store.writing("its tiles stay valid"):
         for rows, step in zip((x, z), store.grid.tile, strict=True):
-            if rows is not None:
-                rows.copy_to(store, step)
+            if rows is None:
+                continue
+            shape = (min(step, len(rows)), *rows.image_shape)
+            array = store.new_array(f"images/{rows.name}", rows.shape, shape, rows.dtype)
+            for start in range(0, len(rows), step):
+                part = slice(start, min(start + step, len(rows)))
+                array[part] = rows.block(part).reshape(-1, *rows.image_shape)
         run = uuid.uuid4().hex.encode()
         store.set_bytes("images/run", run)
     return run
