@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from cnngp.cluster import ClusterError
 from cnngp.common.arrays import DataError
 from cnngp.common.errors import ModelFileError, StoreError
 from cnngp.gp.checks import MatrixError
 from cnngp.kernel.engines.base import RangeError
-from cnngp.matrix.cluster.connection import ClusterError
 from cnngp.network.layers import NetworkError
 
 # Errors that people are shown: what else comes out of a fault is a fault of ours.

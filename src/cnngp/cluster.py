@@ -1,5 +1,57 @@
 """Reaching a Dask cluster, whose workers can compute matrices, solves and searches: see `connect`."""
 
-from cnngp.matrix.cluster.connection import ClusterError as ClusterError
-from cnngp.matrix.cluster.connection import DaskUnavailable as DaskUnavailable
-from cnngp.matrix.cluster.connection import connect as connect
+from __future__ import annotations
+
+import logging
+import threading
+from asyncio import CancelledError
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from cnngp.common.optional import need
+
+
+class DaskUnavailable(ImportError):
+    """dask.distributed is not installed."""
+
+
+class ClusterError(RuntimeError):
+    """A cluster that is not there, or whose workers cannot do the work."""
+
+
+def connect(address: str, timeout: float = 10.0) -> Any:
+    """A `dask.distributed.Client` of the scheduler at `address`, such as tcp://host:8786.
+
+    `ClusterError` where none answers within `timeout` seconds, also where something else listens there.
+
+    >>> client = connect("tcp://head:8786")  # doctest: +SKIP
+    >>> K = gram(kernel, X, store="/shared/K.zarr", client=client)  # doctest: +SKIP
+    """
+    distributed = need("distributed", "a cluster", DaskUnavailable)
+    # A scheduler that goes away is one line from here, and so is Ctrl-C, which can end a callback of the event loop
+    # halfway; the client and its event loop would add tracebacks.
+    for name in ("distributed.client", "tornado.application"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    try:
+        # What is no scheduler may take the connection, say nothing, and never let the client go.
+        return within(timeout + 1.0, lambda: distributed.Client(address, timeout=timeout))
+    except Exception as error:
+        raise ClusterError(
+            f"{address}: no Dask scheduler answers within {timeout:g} s; expected an address such as tcp://host:8786. "
+            f"Start one with `dask scheduler`, workers with `dask worker {address}`"
+        ) from error
+
+
+def within(seconds: float, call: Callable[[], Any]) -> Any:
+    """Result of `call`, or `TimeoutError`: calls of Dask that wait for what has frozen never return."""
+    answer: Future[Any] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(call())
+        except (Exception, CancelledError) as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, name="cnngp-ask", daemon=True).start()
+    return answer.result(seconds)

@@ -38,30 +38,22 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     arrays["X"][0] = 0.0  # an array of the reader's own
 
 
-def test_a_file_that_is_replaced_keeps_its_mode(tmp_path: Path) -> None:
-    path = tmp_path / "m"
-    write(path, HEADER, ARRAYS)
-    usual = stat.S_IMODE(path.stat().st_mode)
-    (tmp_path / "any").write_text("")
-    assert usual == stat.S_IMODE((tmp_path / "any").stat().st_mode)
-    for mode in (0o600, 0o640, 0o604):
-        path.chmod(mode)
-        write(path, HEADER, ARRAYS)
-        assert stat.S_IMODE(path.stat().st_mode) == mode
-
-
-def test_the_file_is_never_readable_by_more_people_than_the_one_that_it_replaces(tmp_path: Path) -> None:
+def test_a_file_that_is_replaced_keeps_its_mode_and_is_never_readable_by_more_people(tmp_path: Path) -> None:
     path, names = tmp_path / "m", set()
     path.write_text("old")
-    path.chmod(0o600)
-    for _ in range(3):
+    usual = path.stat().st_mode
+    for mode in (0o600, 0o640, 0o604):
+        path.chmod(mode)
+        before = path.read_text()
         with replacing(path) as file:
-            file.write(b"new")
+            file.write(f"new {mode}".encode())
             (temporary,) = tmp_path.glob(".m.*.part")
-            assert stat.S_IMODE(temporary.stat().st_mode) == 0o600
-            assert path.read_text() == ("new" if names else "old")
+            assert stat.S_IMODE(temporary.stat().st_mode) == mode
+            assert path.read_text() == before
         names.add(temporary.name)
-    assert path.read_text() == "new"
+        assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == (f"new {mode}", mode)
+    write(tmp_path / "other", HEADER, ARRAYS)
+    assert (tmp_path / "other").stat().st_mode == usual
     assert len(names) == 3  # they cannot be known beforehand
     assert all(str(os.getpid()) not in name.split(".") for name in names)
 

@@ -37,7 +37,7 @@ from cnngp.gp import solve
 from cnngp.gp.solving.matrices import SymmetricMatrix
 from cnngp.matrix.cluster import cluster as clusters
 from cnngp.matrix.cluster import filling
-from cnngp.matrix.images import ImageRows
+from cnngp.matrix.images import ImageRows, begin_run, end_run
 from cnngp.matrix.plan import status
 from cnngp.matrix.store.store import opened
 
@@ -148,15 +148,6 @@ def test_workers_are_lost(
 
 
 @pytest.mark.slow
-def test_a_worker_that_joins_late_takes_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with cluster_of(0) as local, Client(local, set_as_default=False) as client:
-        threading.Timer(1.0, lambda: local.scale(1)).start()
-        K = gram(KERNEL, X, store=tmp_path / "K", tile=32, client=client)
-    np.testing.assert_array_equal(K[:], KERNEL(X))
-    assert caplog.text.count("waiting for one") == 1
-
-
-@pytest.mark.slow
 def test_the_scheduler_dies_and_the_run_goes_on_without_it(tmp_path: Path) -> None:
     place, images = tmp_path / "K.zarr", np.concatenate([X, X + 1, X + 2])
     with cluster_of(1) as local, Client(local) as client:
@@ -237,12 +228,15 @@ def test_without_the_name_of_its_run_a_worker_writes_nothing(tmp_path: Path, mon
     gram(KERNEL, X, store=place, tile=32)
     for path in place.glob("K/c/*/*"):
         path.unlink()
+
+    def filled(name: bytes, where: Path = place) -> Any:
+        return filling.fill_missing((0, 1), (b"", str(where), name))
+
     with opened(place) as store:
-        name = filling.begin(store, ImageRows(X, KERNEL, "X"), None)
-        filling.fill_missing(b"", str(place), b"another", (0, 1))
+        name = begin_run(store, ImageRows(X, KERNEL, "X"), None)
+        assert filled(b"another") is None
         assert chunks(place) == 0
-        with pytest.raises(filling.Refused, match="does not see the store"):
-            filling.fill_missing(b"", str(tmp_path / "other"), name, (0, 1))
+        assert "does not see the store" in str(filled(name, tmp_path / "other"))
         assert not (tmp_path / "other").exists()
         write, read, written = type(store).write, ImageRows.block, []
 
@@ -250,18 +244,17 @@ def test_without_the_name_of_its_run_a_worker_writes_nothing(tmp_path: Path, mon
             write(self, tile, block)
             written.append(tile)
             if len(written) == 3:
-                filling.end(store)
+                end_run(store)
 
         def end_and_read(self: Any, rows: slice, card: int | None = None) -> Any:
-            filling.end(store)
+            end_run(store)
             return read(self, rows, card)
 
         monkeypatch.setattr(type(store), "write", write_and_end)
-        filling.fill_missing(b"", str(place), name, (0, 1))
-        assert len(written) == 3
-        name = filling.begin(store, ImageRows(X, KERNEL, "X"), None)
+        assert filled(name) is None
+        name = begin_run(store, ImageRows(X, KERNEL, "X"), None)
         monkeypatch.setattr(ImageRows, "block", end_and_read)
-        filling.fill_missing(b"", str(place), name, (0, 1))
+        assert filled(name) is None
         assert len(written) == 3
     assert names(place) == WHOLE
 
@@ -363,12 +356,19 @@ def test_a_store_that_workers_do_not_see_and_a_client_that_cannot_be_used(client
 
 
 @pytest.mark.slow
-def test_no_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(clusters, "PATIENCE", 0.2)
-    refused = pytest.raises(ClusterError, match=r"no workers at \S+; start them with `dask worker")
-    with cluster_of(0) as local, Client(local) as nobody, refused:
-        gram(KERNEL, X, store=tmp_path / "K.zarr", client=nobody)
-    assert "waiting for one" in caplog.text
+def test_no_workers_and_one_that_joins_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with cluster_of(0) as local, Client(local, set_as_default=False) as client:
+        refused = pytest.raises(ClusterError, match=r"no workers at \S+; start them with `dask worker")
+        with monkeypatch.context() as m, refused:
+            m.setattr(clusters, "PATIENCE", 0.2)
+            gram(KERNEL, X, store=tmp_path / "K", client=client)
+        assert caplog.text.count("waiting for one") == 1
+        threading.Timer(1.0, lambda: local.scale(1)).start()
+        K = gram(KERNEL, X, store=tmp_path / "K", tile=32, client=client)
+        np.testing.assert_array_equal(K[:], KERNEL(X))
+    assert caplog.text.count("waiting for one") == 2
 
 
 @pytest.mark.slow
@@ -404,7 +404,7 @@ def test_a_scheduler_that_is_not_there(tmp_path: Path, capsys: Any, monkeypatch:
     for address in ("somewhere", "http://host:80", "tcp://host", "tcp://host:port"):
         with pytest.raises(ClusterError, match=r"expected an address such as tcp://host:8786\. Start one with"):
             connect(address, timeout=0.5)
-    monkeypatch.setattr("cnngp.matrix.cluster.connection.connect", functools.partial(connect, timeout=0.5))
+    monkeypatch.setattr("cnngp.cluster.connect", functools.partial(connect, timeout=0.5))
     assert run(["gram", "--store", str(tmp_path / "K"), "--scheduler", nobody]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import random
 import shutil
 import time
@@ -15,16 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import (
-    Conv,
-    Dense,
-    GPClassifier,
-    GPRegressor,
-    Kernel,
-    ReLU,
-    Sequential,
-    gram,
-)
+from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, ReLU, Sequential, gram
 from cnngp.cli import run
 from cnngp.common import files
 from cnngp.common.errors import ModelFileError, StoreError
@@ -103,32 +93,6 @@ def test_a_link_in_the_place_of_a_prediction_is_not_followed(theirs: Path, tmp_p
     assert not list((theirs / "deep").iterdir())
 
 
-def nonsense(tmp_path: Path) -> list[str]:
-    for name, text in (("list", "[]"), ("array", '{"zarr_format": 3, "node_type": "array"}'), ("bytes", "\0\0")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "zarr.json").write_text(text)
-    (tmp_path / "folder" / "zarr.json").mkdir(parents=True)
-    (tmp_path / "file").write_text("x")
-    return [
-        *(str(tmp_path / name) for name in ("list", "array", "bytes", "folder", "file", "nothing", "")),
-        "",
-        "memory://nobody/here",
-        "nonsense://there/K",
-        "file:///nowhere/K",
-        "zip::nonsense",
-        str(tmp_path / "file" / "inside"),
-    ]
-
-
-def test_status_of_nonsense_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for where in nonsense(tmp_path):
-        assert run(["gram", "--status", where]) == 1, where
-        shown = capsys.readouterr()
-        assert shown.err.count("\n") == 1, (where, shown.err)
-        assert "Traceback" not in shown.err
-        assert "Please report" not in shown.err
-
-
 # ---- models ---------------------------------------------------------------------------------------------------------
 
 
@@ -173,11 +137,6 @@ def as_npy(a: Any) -> bytes:
 
 def crafted_parts(whole: dict[str, bytes]) -> list[dict[str, bytes]]:
     """A model without each of its parts, and with each of them changed for something else."""
-    header = json.loads(whole["header.json"])
-
-    def said(other: Any) -> dict[str, bytes]:
-        return whole | {"header.json": json.dumps(other).encode()}
-
     made = [{k: v for k, v in whole.items() if k != name} for name in whole if name != "header.json"]
     for name in [name for name in whole if name.endswith(".npy")]:
         one_nan = np.load(io.BytesIO(whole[name]))
@@ -185,32 +144,30 @@ def crafted_parts(whole: dict[str, bytes]) -> list[dict[str, bytes]]:
             one_nan.flat[-1] = np.nan
         others = (np.zeros(0), np.zeros(8), np.array(3), np.zeros((0, 4)), np.full((60, 4), np.nan), np.array(["a"]))
         made += [whole | {name: as_npy(a)} for a in (*others, one_nan)]
-    rest: list[dict[str, bytes]] = []
+    header = json.loads(whole["header.json"])
     strange: list[Any] = [None, [], {}, "x", -1, 1e308, [[1]], float("nan"), "a\nb"]
+    headers = [{k: v for k, v in header.items() if k != key} for key in header]
     for key, value in header.items():
-        rest.append(said({k: v for k, v in header.items() if k != key}))
         if key != "cnngp_model":
-            rest += [said(header | {key: other}) for other in strange]
-            rest += [
-                said(header | {key: value | {k: o}})
-                for k in (value if isinstance(value, dict) else ())
-                for o in strange
-            ]
-    return made + random.Random(0).sample(rest, 60)
+            headers += [header | {key: other} for other in strange]
+            inner = value if isinstance(value, dict) else {}
+            headers += [header | {key: value | {k: other}} for k in inner for other in strange]
+    return made + [whole | {"header.json": json.dumps(h).encode()} for h in random.Random(0).sample(headers, 60)]
 
 
 def fitted(kind: str) -> Any:
-    labels, images = np.arange(24) % 3, np.random.default_rng(0).random((24, 1, 4, 4)).astype(np.float32)
-    net = Sequential(Conv(3, bias_var=0.1), ReLU(), Dense())
-    made: dict[str, Any] = {
-        "classifier": lambda: GPClassifier(Dense(), noise=0.1, device="cpu").fit(X[:24], labels),
-        "regressor": lambda: GPRegressor(Dense(), noise=0.1, device="cpu").fit(X[:24], X[:24, :2]),
-        "prepared": lambda: GPClassifier(net, noise=0.1, device="cpu", preparation="contrast", kind="ntk"),
-        "inducing": lambda: GPClassifier(net, noise=0.1, device="cpu", inducing=8),
-        "learned": lambda: GPClassifier(net, device="cpu", learn="loo"),
+    if kind in ("classifier", "regressor"):
+        model = GPClassifier if kind == "classifier" else GPRegressor
+        y: Any = np.arange(24) % 3 if kind == "classifier" else X[:24, :2]
+        return model(Dense(), noise=0.1, device="cpu").fit(X[:24], y)
+    options: dict[str, Any] = {
+        "prepared": {"noise": 0.1, "preparation": "contrast", "kind": "ntk"},
+        "inducing": {"noise": 0.1, "inducing": 8},
+        "learned": {"learn": "loo"},
     }
-    model = made[kind]()
-    return model if kind in ("classifier", "regressor") else model.fit(images, labels)
+    images = np.random.default_rng(0).random((24, 1, 4, 4)).astype(np.float32)
+    net = Sequential(Conv(3, bias_var=0.1), ReLU(), Dense())
+    return GPClassifier(net, device="cpu", **options[kind]).fit(images, np.arange(24) % 3)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::RuntimeWarning")  # of numbers that make a poor model
@@ -249,23 +206,23 @@ def test_a_crafted_model_is_read_or_refused_in_one_line(kind: str, tmp_path: Pat
     assert refused > len(every) // 3
 
 
-@pytest.mark.parametrize("field", ["kernel_size", "padding", "dilation", "stride"])
-def test_a_network_of_absurd_size_in_a_model_takes_no_time(field: str, tmp_path: Path) -> None:
+def test_a_network_of_absurd_size_in_a_model_takes_no_time(tmp_path: Path) -> None:
     fitted("inducing").save(tmp_path / "whole.gp")
     whole = parts(tmp_path / "whole.gp")
     header = json.loads(whole["header.json"])
     recipe = json.loads(header["recipe"])
-    network = json.loads(recipe["terms"][0]["network"])
-    network["network"]["layers"][0][field] = 10**9
-    recipe["terms"][0]["network"] = json.dumps(network)
-    header["recipe"] = json.dumps(recipe)
-    craft(tmp_path / "m.gp", whole | {"header.json": json.dumps(header).encode()})
     began = time.monotonic()
-    try:
-        GPClassifier.load(tmp_path / "m.gp", device="cpu").predict(np.zeros((1, 1, 4, 4)))
-    except ValueError as error:
-        assert "\n" not in str(error)  # noqa: PT017
-    assert time.monotonic() - began < 20
+    for field in ("kernel_size", "padding", "dilation", "stride"):
+        network = json.loads(recipe["terms"][0]["network"])
+        network["network"]["layers"][0][field] = 10**9
+        term = recipe["terms"][0] | {"network": json.dumps(network)}
+        absurd = header | {"recipe": json.dumps(recipe | {"terms": [term]})}
+        craft(tmp_path / "m.gp", whole | {"header.json": json.dumps(absurd).encode()})
+        try:
+            GPClassifier.load(tmp_path / "m.gp", device="cpu").predict(np.zeros((1, 1, 4, 4)))
+        except ValueError as error:
+            assert "\n" not in str(error)  # noqa: PT017
+    assert time.monotonic() - began < 40
 
 
 def test_the_command_line_says_what_is_wrong_with_a_model(
@@ -281,8 +238,3 @@ def test_the_command_line_says_what_is_wrong_with_a_model(
     craft(tmp_path / "m.gp", whole | {"X.npy": as_npy(fewer)})
     with pytest.raises(ModelFileError, match=r"can read: .*59"):
         GPClassifier.load(tmp_path / "m.gp", device="cpu")
-    with pytest.raises(ModelFileError, match="holds a GPClassifier; load it with GPClassifier"):
-        GPRegressor.load(model)
-    os.truncate(tmp_path / "m.gp", 100)
-    with pytest.raises(ModelFileError, match="is not a whole model file"):
-        GPClassifier.load(tmp_path / "m.gp")

@@ -8,9 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import cnngp
-from cnngp import Conv, Dense, Kernel, ReLU, Sequential
-from cnngp.common.tiles import Grid
 from cnngp.matrix import tile_size as speed
 from cnngp.matrix.tile_size import default_tile
 
@@ -71,23 +68,18 @@ def test_a_tile_takes_seconds_on_the_engine_at_hand(pair: float, images: int, mo
     assert tile == default_tile(1_000_000, "cpu", (images, images), True) or pair * 4 * tile[0] * tile[1] > 5
 
 
-def test_default_tiles_are_a_few_seconds_of_work_and_fit_small_sets() -> None:
-    engine = Kernel(Sequential(Conv(3), ReLU(), Dense()), device="cpu").engine_for((1, 4, 4))
-    assert default_tile(engine.program.elements, "cpu", (60000, 60000), True) == (2048, 2048)
-    assert default_tile(engine.program.elements, "cpu", (300, 300), True) == (512, 512)
-    assert default_tile(engine.program.elements, "cpu", (10, 60000), False) == (256, 2048)
-    costly = Kernel(cnngp.network.zoo.resnet(32), device="cpu").engine_for((1, 28, 28))
-    assert default_tile(costly.program.elements, "cpu", (60000, 60000), True) == (1024, 1024)
-    assert default_tile(engine.program.elements, "cpu", (4096, 4096), True, workers=2) == (512, 512)
-    assert default_tile(costly.program.elements, "cuda", (60000, 60000), True) == (4096, 4096)
-
-
-def test_the_chunks_of_a_grid_cover_it_once() -> None:
-    for shape, tile, symmetric in (((37, 37), (8, 8), True), ((37, 23), (8, 5), False), ((3, 3), (8, 8), True)):
-        grid = Grid(shape, tile, symmetric)
-        seen = np.zeros(shape, int)
-        for t in grid:
-            for i, j in grid.chunks_of(t.i, t.j):
-                place = grid.at(i, j)
-                seen[place.rows, place.columns] += 1
-        assert (seen == 1).all()
+@pytest.mark.parametrize(
+    ("cost", "device", "shape", "symmetric", "workers", "tile"),
+    [
+        (20, "cpu", (60_000, 60_000), True, 1, (2048, 2048)),
+        (20, "cpu", (300, 300), True, 1, (512, 512)),
+        (20, "cpu", (10, 60_000), False, 1, (256, 2048)),
+        (20, "cpu", (4096, 4096), True, 2, (512, 512)),
+        (11_000, "cpu", (60_000, 60_000), True, 1, (1024, 1024)),  # resnet(32)
+        (11_000, "cuda", (60_000, 60_000), True, 1, (4096, 4096)),
+    ],
+)
+def test_default_tiles_are_a_few_seconds_of_work_and_fit_small_sets(
+    cost: int, device: str, shape: tuple[int, int], symmetric: bool, workers: int, tile: tuple[int, int]
+) -> None:
+    assert default_tile(cost, device, shape, symmetric, workers) == tile

@@ -164,15 +164,6 @@ def test_processes_without_locks_share_the_work(tmp_path: Path) -> None:
     assert 91 <= sum(int(calls) for calls, _ in results) < 130
 
 
-@pytest.mark.slow
-def test_processes_started_together_all_have_the_matrix(tmp_path: Path) -> None:
-    together = [start(tmp_path / "K.zarr", 0.01) for _ in range(3)]
-    go(*together)
-    results = [process.communicate(timeout=120)[0].split() for process in together]
-    assert sum(int(calls) for calls, _ in results) == TILES
-    assert [right for _, right in results] == ["True"] * 3
-
-
 @pytest.mark.parametrize("same", [True, False])
 @pytest.mark.parametrize("step", ["prepare", "_open_array"])
 def test_two_processes_begin_a_store_without_locks(step: str, same: bool, monkeypatch: pytest.MonkeyPatch) -> None:

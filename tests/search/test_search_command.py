@@ -45,7 +45,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ("arguments", "message"),
     [
         (["--full", "three"], "--full three: expected how many, such as 3"),
-        (["--space", "narrow"], "no space 'narrow'"),
         (["--draws", "0"], "0 is not in the range x>=1"),
         (["--data", "nothing"], "no data 'nothing'"),
         (["--train", "5"], "use more training images"),

@@ -125,6 +125,7 @@ def kill_one_when_it_works(client: Any, study: Path) -> threading.Thread:
 @pytest.mark.slow
 @pytest.mark.parametrize("kill", [False, True])
 def test_on_a_dask_cluster(kill: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone()
     monkeypatch.setattr(scoring, "score", None)  # the client may have no card: nothing is scored in it
     distributed = pytest.importorskip("distributed")
     study = tmp_path / "s.journal"

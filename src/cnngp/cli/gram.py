@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
+from dataclasses import asdict
 from typing import Any
 
 from cnngp.common.progress import duration, progress_bar
@@ -24,10 +25,10 @@ def gram(asked: Asked) -> None:
         raise ValueError("--plan measures this machine, so it cannot be combined with --scheduler")
     if asked.recipe is not None and asked.preparation != "plain":
         raise ValueError("--recipe names the networks and preparations; leave out --preparation")
+    from cnngp.cluster import connect
     from cnngp.estimators.kernels import prepared
     from cnngp.estimators.recipe import Recipe, Term
     from cnngp.kernel.kernel import Kernel
-    from cnngp.matrix.cluster.connection import connect
     from cnngp.matrix.store.places import child
 
     with nullcontext() if asked.scheduler is None else connect(asked.scheduler) as client:
@@ -109,13 +110,13 @@ def _plan(kernel: Any, X: Any, tile: int | None, store: Any) -> dict[str, Any]:
     say("time", f"about {duration(p.seconds)}")
     if hours := said_of_hours(p.seconds, "kernel"):
         warn(hours)
-    return {"command": "gram --plan", **p.as_dict()}
+    return {"command": "gram --plan", **asdict(p)}
 
 
 def _status(where: str, verify: bool) -> None:
     from cnngp.common.memory import size
     from cnngp.matrix.plan import status
-    from cnngp.matrix.store.differences import told
+    from cnngp.matrix.store.spec import told
     from cnngp.network.serialize import from_json
 
     s = status(where, verify=verify)

@@ -49,7 +49,7 @@ def run_experiments(
     actual = setting.actual_device  # refuses a device that is not there
     setting.dataset(*images)  # type: ignore[arg-type]
     if setting.scheduler is not None:
-        from cnngp.matrix.cluster.connection import connect
+        from cnngp.cluster import connect
 
         connect(setting.scheduler).close()
     (folder / "pieces").mkdir(parents=True, exist_ok=True)

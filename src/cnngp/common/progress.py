@@ -48,21 +48,20 @@ def progress_bar(
             yield bar
             return
         over = threading.Event()
-        ticking = threading.Thread(target=_tick, args=(bar, over, delay), daemon=True)
+
+        def tick() -> None:
+            if not over.wait(max(delay, 0.1)):
+                bar.refresh()
+                while not over.wait(1.0):
+                    bar.refresh()
+
+        ticking = threading.Thread(target=tick, daemon=True)
         ticking.start()
         try:
             yield bar
         finally:
             over.set()
             ticking.join()
-
-
-def _tick(bar: Any, over: threading.Event, delay: float) -> None:
-    """Draw the bar every second from the delay on, until it is over."""
-    if not over.wait(max(delay, 0.1)):
-        bar.refresh()
-        while not over.wait(1.0):
-            bar.refresh()
 
 
 @contextmanager

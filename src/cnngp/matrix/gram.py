@@ -1,4 +1,4 @@
-"""`gram`: the one loop over the tiles of a kernel matrix, into memory or into a store that survives anything.
+"""`gram`: a kernel matrix in memory, or tile by tile into a store that survives anything.
 
 An entry depends on its two images alone, so tiles may be computed in any order, by any process, at any time, and the
 matrix is the same to the last bit. All else follows: what is missing is what has to be computed.
@@ -11,22 +11,21 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any, Literal, overload
 
-import numpy as np
 from numpy.typing import NDArray
 
+from cnngp.cluster import ClusterError
 from cnngp.common import memory
-from cnngp.common.arrays import DataError, Output, check_output, to_numpy, to_output
+from cnngp.common.arrays import DataError, Output, check_output
 from cnngp.common.errors import StoreError
 from cnngp.common.progress import progress_bar
-from cnngp.common.tiles import Grid, Tile
+from cnngp.common.tiles import Tile
 from cnngp.kernel.kernel import Kernel, as_kernel
 from cnngp.kernel.program import Kind
 from cnngp.network.layers import Network, NetworkError
 
-from .cluster.connection import ClusterError
-from .cluster.filling import ClusterFill, end
-from .fill import Lane, fill, lanes, not_done_by_others
-from .images import ImageRows
+from .cluster.filling import ClusterFill
+from .fill import fill, lanes, not_done_by_others
+from .images import ImageRows, end_run
 from .store.spec import Data, Spec
 from .store.store import GramStore, opened
 from .tile_size import check_tile, default_tile, tile_here
@@ -60,10 +59,10 @@ def gram(
     client: Any = None,
     kind: Kind = "nngp",
 ) -> Any:
-    """K(X, Z), or K(X, X), tile by tile: bit for bit `kernel(X, Z)`, in memory or in a store.
+    """K(X, Z), or K(X, X), bit for bit `kernel(X, Z)`: in memory, or tile by tile in a store.
 
-    Run again after a crash, a kill or a full disk, it computes the tiles that are missing and no others. A set of
-    images that grew at its end keeps its tiles.
+    A store that is given again after a crash, a kill or a full disk gets the tiles that are missing and no others. A
+    set of images that grew at its end keeps its tiles.
 
     Parameters
     ----------
@@ -71,8 +70,8 @@ def gram(
     X : images, an array or a memory map, of which a tile's rows are read at a time.
     Z : the images of the columns; None for those of X.
     store : None for an array in memory; a path, an fsspec URL or a Zarr store for a read-only `zarr.Array`.
-    tile : side of a tile, or (rows, columns); by default a few seconds of work, and what a store already has. In memory
-        the whole matrix is one tile, which is the fastest, unless it is given.
+    tile : side of a tile in the store, or (rows, columns); by default a few seconds of work, and what a store already
+        has.
     verify : read and check the tiles that a store has; bad ones are reported and computed again.
     progress : a progress bar, on a terminal.
     output : "numpy", "cupy" or "torch", for a matrix in memory; on a GPU the last two leave it there.
@@ -106,43 +105,16 @@ def gram(
         raise DataError(f"X holds images of shape {x.image_shape} and Z of shape {z.image_shape}; they must agree")
     kernel.engine_for(x.image_shape)  # refuses images that do not fit the network
     if store is None:
-        return _in_memory(kernel, x, z, side, progress, output)
+        n, m = len(x), len(x if z is None else z)
+        what, device = f"a kernel matrix of {n:,} × {m:,}", "cpu" if output == "numpy" else kernel.device
+        try:
+            memory.require(n * m * x.dtype.itemsize, what, device)
+        except MemoryError as error:
+            raise MemoryError(f"{error}; or keep it on disk with store=") from None
+        return kernel(x.X, None if z is None else z.X, output=output, progress=progress)
     on_cluster = None if client is None else ClusterFill(client, kernel, x.image_shape, store)
     with opened(store) as gram_store:
         return _in_store(gram_store, kernel, x, z, side, verify, progress, on_cluster)
-
-
-def _in_memory(
-    kernel: Kernel, x: ImageRows, z: ImageRows | None, tile: tuple[int, int] | None, progress: bool, output: Output
-) -> Any:
-    shape = (len(x), len(x if z is None else z))
-    try:
-        memory.require(
-            shape[0] * shape[1] * x.dtype.itemsize,
-            f"a kernel matrix of {shape[0]:,} × {shape[1]:,}",
-            "cpu" if output == "numpy" else kernel.device,
-        )
-    except MemoryError as error:
-        raise MemoryError(f"{error}; or keep it on disk with store=") from None
-    if tile is None:
-        return kernel(x.X, None if z is None else z.X, output=output, progress=progress)
-    x.check_range()
-    if z is not None:
-        z.check_range()
-    if kernel.check:
-        kernel.verify(x.X)
-    grid = Grid(shape, tile, z is None)
-    K = np.empty(shape, x.dtype)
-
-    def write(t: Tile, block: Any) -> None:
-        block = to_numpy(block)
-        K[t.rows, t.columns] = block
-        if t.mirrored:
-            K[t.columns, t.rows] = block.T
-
-    with progress_bar(grid.pairs, "kernel", "pair", wanted=progress, keep=True) as bar:
-        fill(grid, [Lane(kernel.engine_for(x.image_shape))], x, z, write, bar.update)
-    return to_output(K, output)
 
 
 def _in_store(
@@ -175,7 +147,7 @@ def _in_store(
         if old != spec.shape:
             _refuse_to_fill(store, engine)
         if not store.read_only:
-            end(store)  # a run on a cluster whose client was killed
+            end_run(store)  # a run on a cluster whose client was killed
     x.check_range(old[0])
     if z is not None:
         z.check_range(old[1])
@@ -186,7 +158,13 @@ def _in_store(
     if missing or damaged:
         _refuse_to_fill(store, engine)
         _check(store, kernel, x, on_cluster)
-        _forget(store, damaged)
+        if damaged:
+            shown = ", ".join(map(str, damaged[:5])) + (", …" if len(damaged) > 5 else "")
+            what = f"{len(damaged)} of {len(store.grid)} tiles were damaged and are computed again: {shown}"
+            log.warning("%s: %s", store.name, what)
+        with store.writing("its other tiles stay valid"):
+            for at in damaged:  # gone, so that no later run without verification takes them for good
+                store.forget(*at)
         _compute(store, kernel, x, z, sorted([*missing, *damaged]), progress, on_cluster)
     if not store.read_only:
         store.note("progress", {"tiles": len(store.grid), "of": len(store.grid)})
@@ -241,17 +219,6 @@ def _check(store: GramStore, kernel: Kernel, x: ImageRows, on_cluster: ClusterFi
         return
     verdict = kernel.verify(x.X)
     store.note("check", {"by": "this process"} | ({} if verdict is None else asdict(verdict)))
-
-
-def _forget(store: GramStore, damaged: list[tuple[int, int]]) -> None:
-    """Delete damaged tiles, so that no later run without verification takes them for good."""
-    if damaged:
-        shown = ", ".join(map(str, damaged[:5])) + (", …" if len(damaged) > 5 else "")
-        what = f"{len(damaged)} of {len(store.grid)} tiles were damaged and are computed again: {shown}"
-        log.warning("%s: %s", store.name, what)
-    with store.writing("its other tiles stay valid"):
-        for at in damaged:
-            store.forget(*at)
 
 
 def _compute(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 from cnngp.common.arrays import as_images, check_images_shape, in_place
 from cnngp.kernel.engines.base import RangeError, check_pixels
 from cnngp.kernel.kernel import Kernel
+
+from .store.store import GramStore
 
 # Bytes of images that are read at a time where a tile does not say how many.
 _BLOCK_BYTES = 16 << 20
@@ -78,3 +81,33 @@ class ImageRows:
         """These rows, some megabytes at a time."""
         step = max(1, _BLOCK_BYTES // (self.dtype.itemsize * int(np.prod(self.image_shape))))
         return (slice(a, min(a + step, end)) for a in range(start, end, step))
+
+
+# ---- for the workers of a cluster, beside the matrix that they fill --------------------------------------------------
+#
+#     STORE/images/X, Z      the images in the working precision; every worker reads them from here
+#     STORE/images/run       a name for each run: without it workers write nothing
+
+
+def begin_run(store: GramStore, x: ImageRows, z: ImageRows | None) -> bytes:
+    """Put the images there, then the name of the run, which is returned."""
+    end_run(store)
+    with store.writing("its tiles stay valid"):
+        for rows, step in zip((x, z), store.grid.tile, strict=True):
+            if rows is None:
+                continue
+            shape = (min(step, len(rows)), *rows.image_shape)
+            array = store.new_array(f"images/{rows.name}", rows.shape, shape, rows.dtype)
+            for start in range(0, len(rows), step):
+                part = slice(start, min(start + step, len(rows)))
+                array[part] = rows.block(part).reshape(-1, *rows.image_shape)
+        run = uuid.uuid4().hex.encode()
+        store.set_bytes("images/run", run)
+    return run
+
+
+def end_run(store: GramStore) -> None:
+    """Take away the name of the run, so that workers write nothing any more, and the images."""
+    with store.writing("its tiles stay valid"):
+        store.delete("images/run")
+        store.delete_folder("images")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from cnngp.common.errors import StoreError
@@ -39,9 +38,6 @@ class GramCost:
     pairs_per_second: float
     seconds: float
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def plan(kernel: Kernel, X: Any, *, tile: int | None = None, store: Any = None) -> GramCost:
     """Count everything, time a few pairs, and say what the whole will take."""
@@ -50,35 +46,28 @@ def plan(kernel: Kernel, X: Any, *, tile: int | None = None, store: Any = None) 
     grid = Grid((n, n), check_tile(tile) or tile_here(x, (n, n), True), True)
     rate = measured_rate(x, min(grid.tile))
     a, b = grid.counts
+    local, free, peak = local_path("." if store is None else store), None, None
+    if local is not None:
+        folder = local.absolute()
+        free = shutil.disk_usage(next(f for f in (folder, *folder.parents) if f.exists())).free
+    if sys.platform != "win32":
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return GramCost(
         images=n,
         pairs=grid.pairs,
         tile=grid.tile[0],
         tiles=len(grid),
         disk_bytes=a * b * chunk_bytes(grid.tile, x.dtype),
-        disk_free_bytes=_free(local_path("." if store is None else store)),
-        memory_bytes=_peak_memory(),
+        disk_free_bytes=free,
+        memory_bytes=peak,
         fit_bytes=8 * n * n,
         engine=kernel.engine_for(x.image_shape).identity,
         pairs_per_second=rate,
         seconds=grid.pairs / rate,
     )
-
-
-def _free(folder: Path | None) -> int | None:
-    if folder is None:
-        return None
-    folder = folder.absolute()
-    return shutil.disk_usage(next(f for f in (folder, *folder.parents) if f.exists())).free
-
-
-def _peak_memory() -> int | None:
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 @dataclass(frozen=True)
@@ -94,11 +83,8 @@ def begun(kernel: Kernel, X: Any, store: Any, tile: int | None = None) -> Begun 
     """What a store has of K(X, X) so far, without writing; None where it was not begun. Refuses as `gram` does what is
     of something else, so that nothing is promised first.
     """
-    local = local_path(store)
-    if local is not None and not (local / "zarr.json").exists():
-        return None
-    there = GramStore(store, read_only=True)
-    if there.found is None:
+    there = _looked_at(store)
+    if there is None or there.found is None:
         return None
     x = ImageRows(X, kernel, "X")
     wanted = specify(there.found, kernel, x, None, check_tile(tile) or there.found.tile, there.found.engine)
@@ -106,6 +92,12 @@ def begun(kernel: Kernel, X: Any, store: Any, tile: int | None = None) -> Begun 
     lost = {tile_of(there.grid, *at) for at in there.grid.cut_by_growth(wanted.shape)} | set(there.missing())
     kept = [t for t in there.grid if (t.i, t.j) not in lost]
     return Begun(len(kept), len(wanted.grid), wanted.grid.pairs - sum(t.pairs for t in kept))
+
+
+def _looked_at(where: Any) -> GramStore | None:
+    """A store, if there is one, without making its folder."""
+    local = local_path(where)
+    return GramStore(where, read_only=True) if local is None or (local / "zarr.json").exists() else None
 
 
 @dataclass(frozen=True)
@@ -129,12 +121,10 @@ class Status:
 
 def status(where: Any, *, verify: bool = True, progress: bool = True) -> Status:
     """Look at a store, and at every tile of it, without writing or waiting: also while another process fills it."""
-    local = local_path(where)
-    store = None if local is not None and not (local / "zarr.json").exists() else GramStore(where, read_only=True)
+    local, store = local_path(where), _looked_at(where)
     if store is None or store.found is None:
         what = "is not a store of cnngp" if local is None or local.exists() else "does not exist"
-        place = local if store is None else store.name
-        raise StoreError(f"{place} {what}; stores are made by `cnngp gram --store` and cnngp.gram(…, store=…)")
+        raise StoreError(f"{local or where} {what}; stores are made by `cnngp gram --store` and cnngp.gram(…, store=…)")
     there = store.present()
     missing = store.missing(there)
     if there.any():  # else it may have just been begun, before its array

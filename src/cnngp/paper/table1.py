@@ -202,7 +202,7 @@ def _matrices(setting: Setting, kernel: Kernel, images: SplitImages, label: str,
         return kernel(X, output=output), kernel(T, X, output=output)
     client: Any = contextlib.nullcontext()
     if setting.scheduler is not None:
-        from cnngp.matrix.cluster.connection import connect
+        from cnngp.cluster import connect
 
         client = connect(setting.scheduler)
     folder = (setting.out / "stores").resolve()  # workers may have another current folder

@@ -28,10 +28,9 @@ from cnngp.kernel.program import Kind
 from cnngp.matrix.cluster.cluster import Cluster
 from cnngp.network.layers import Dense, NetworkError
 
-from .result import SearchResult
 from .scoring import Outcome, Problem, Problems, Score, outcome, split_for
 from .space import Space, find_space
-from .study import SAMPLERS, Study, StudyError, Trial, best
+from .study import SAMPLERS, SearchResult, Study, StudyError, Trial, best
 
 __all__ = ["SearchResult", "Space", "StudyError", "Trial", "random_search", "split_for"]
 
@@ -107,7 +106,12 @@ def random_search(
         if processes > 1 and threads is None and kernel.device == "cpu":
             threads = max(1, default_threads() // processes)
     problems = Problems(dataset, validation, device=device, dtype=dtype, threads=threads, kind=kind)
-    rungs = [(count, problems.at(size)) for count, size in _checked(full)]
+    rungs = []
+    for entry in full:
+        if not isinstance(entry, tuple) or len(entry) != 2:
+            raise ValueError(f"full={full!r}: expected pairs (how many, training images or None for all)")
+        _check(full=entry[0])
+        rungs.append((entry[0], problems.at(entry[1])))
     base = problems.at(train)
     if test:  # refuses labels that cannot be predicted, before the long work
         problems.on_test(len((rungs[-1][1] if rungs else base).X))
@@ -126,17 +130,24 @@ def random_search(
             study = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cnngp-search-"))) / "search.journal"
         kept = Study(str(study), sampler, seed)
         kept.require(identity)
-        stack.enter_context(_kept(kept, draws))
-        kept.resume()
-        _draw(kept, scored, drawn_from, base, draws, progress)
-        result = _result(drawn_from, base, kept, draws)
-        for count, problem in rungs:
-            chosen = best(result.rungs[-1] if result.rungs else result.trials, count)
-            trials = _again(kept, scored, chosen, problem, f"with {len(problem.X):,} images", progress)
-            result = replace(result, rungs=(*result.rungs, trials))
-        train = result.best.score.train
-        if test:
-            _again(kept, scored, [result.best], problems.on_test(train), "on test images", progress, "test")
+        try:
+            kept.resume()
+            _draw(kept, scored, drawn_from, base, draws, progress)
+            result = kept.result(drawn_from.name, str(base), draws)
+            for count, problem in rungs:
+                chosen = best(result.rungs[-1] if result.rungs else result.trials, count)
+                trials = _again(kept, scored, chosen, problem, f"with {len(problem.X):,} images", progress)
+                result = replace(result, rungs=(*result.rungs, trials))
+            train = result.best.score.train
+            if test:
+                _again(kept, scored, [result.best], problems.on_test(train), "on test images", progress, "test")
+        except KeyboardInterrupt:
+            done = min(draws, len(kept.finished()))
+            said = f"interrupted; {done:,} of {draws:,} networks are in {kept.where}. Run it again to continue"
+            raise KeyboardInterrupt(said) from None
+        except ClusterError as error:
+            said = f"{error}; {kept.where} keeps what is finished; run the same command again"
+            raise ClusterError(said) from error
         looks = kept.notes("test/")
         if found := looks.get(_key("test", train, result.best)):
             result = replace(result, test=Score(**found), looks=len(looks))
@@ -237,29 +248,6 @@ def _again(
     return tuple(best([replace(t, score=Score(**known[keys[t.draw]])) for t in chosen]))
 
 
-@contextmanager
-def _kept(study: Study, draws: int) -> Iterator[None]:
-    """Says where the finished draws are when the search is interrupted, or its cluster is lost."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        done = min(draws, len(study.finished()))
-        raise KeyboardInterrupt(
-            f"interrupted; {done:,} of {draws:,} networks are in {study.where}. Run it again to continue"
-        ) from None
-    except ClusterError as error:
-        raise ClusterError(f"{error}; {study.where} keeps what is finished; run the same command again") from error
-
-
-def _result(space: Space, problem: Problem, study: Study, draws: int) -> SearchResult:
-    trials = study.trials()[:draws]
-    before = range(trials[-1].draw)
-    invalid = [draw for draw in study.finished("PRUNED") if draw in before]
-    failed = {draw: t.user_attrs["failure"] for draw, t in study.finished("FAIL").items() if draw in before}
-    failures = {draw: f"draw {draw}: {failure}" for draw, failure in failed.items()}
-    return SearchResult(space.name, str(problem), tuple(trials), len(invalid), failures)
-
-
 def _key(kind: str, train: int, trial: Trial) -> str:
     """Where the study keeps the score of a network on other images."""
     return f"{kind}/{train}/{trial.draw}"
@@ -270,11 +258,3 @@ def _check(**counts: int) -> None:
         least = 0 if name == "seed" else 1
         if not is_whole(value, least):
             raise ValueError(f"{name}={value!r}: expected an integer of {least} or more")
-
-
-def _checked(full: Sequence[tuple[int, int | None]]) -> Sequence[tuple[int, int | None]]:
-    for entry in full:
-        if not isinstance(entry, tuple) or len(entry) != 2:
-            raise ValueError(f"full={full!r}: expected pairs (how many, training images or None for all)")
-        _check(full=entry[0])
-    return full

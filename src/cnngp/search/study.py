@@ -1,4 +1,4 @@
-"""The memory of a search: an Optuna study in a journal file or a database, which any number of processes fill.
+"""The memory of a search, an Optuna study that any number of processes fill, and the result that is told of it.
 
 Optuna draws and stores; this is the one file that knows it. A draw that was interrupted is done again with the same
 numbers, by a new trial that says which draw it repeats.
@@ -17,6 +17,7 @@ import numpy as np
 
 from cnngp.common.errors import one_line
 from cnngp.common.optional import need
+from cnngp.common.tables import aligned, percent
 from cnngp.network.layers import Network
 from cnngp.network.serialize import from_json
 
@@ -98,6 +99,15 @@ class Study:
             for draw, t in self.finished().items()
         ]
 
+    def result(self, space: str, images: str, draws: int) -> SearchResult:
+        """The first `draws` that have a score, and those before them that have none."""
+        trials = self.trials()[:draws]
+        before = range(trials[-1].draw)
+        invalid = [draw for draw in self.finished("PRUNED") if draw in before]
+        failed = {draw: t.user_attrs["failure"] for draw, t in self.finished("FAIL").items() if draw in before}
+        failures = {draw: f"draw {draw}: {failure}" for draw, failure in failed.items()}
+        return SearchResult(space, images, tuple(trials), len(invalid), failures)
+
     def resume(self) -> None:
         """Have the draws done again that are begun and not over: their process was killed.
 
@@ -130,6 +140,68 @@ class Study:
 def best(trials: Sequence[Trial], n: int | None = None) -> list[Trial]:
     """The lowest validation errors first; among equals the lower leave-one-out error, then the earlier draw."""
     return sorted(trials, key=lambda t: (t.error, t.score.loo_error, t.draw))[:n]
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The draws of a search in `trials`; `best` is the lowest validation error of the largest training size.
+
+    The validation error of the best of many draws is a little lower than it will be on new images: it was chosen.
+    """
+
+    space: str
+    images: str
+    trials: tuple[Trial, ...]
+    invalid: int
+    """Draws that no network came of (an image too small, a variance out of range); others were drawn in their place."""
+    failures: dict[int, str]
+    rungs: tuple[tuple[Trial, ...], ...] = ()
+    """The best of the draws, and of each rung, scored again with other numbers of images; the best one first."""
+    test: Score | None = None
+    """The chosen network's score on the test images, if the study has looked at them."""
+    looks: int = 0
+    """Number of networks with which the study has looked at the test images."""
+    seconds: float = 0.0
+
+    @property
+    def best(self) -> Trial:
+        return best(self.rungs[-1] if self.rungs else self.trials)[0]
+
+    @property
+    def network(self) -> Network:
+        """The best one."""
+        return self.best.network
+
+    def table(self, n: int = 10) -> str:
+        """The `n` best draws, as text."""
+        heads = ("draw", "validation", "leave-one-out", "seconds", "Mpairs/s", "operations a pair", "jitter")
+        rows = [(*heads, "hyperparameters")]
+        for t in best(self.trials, n):
+            s = t.score
+            errors = (percent(s.error, 2), percent(s.loo_error, 2))
+            cost = (f"{s.seconds:.1f}", f"{s.pairs_per_second / 1e6:.2f}", f"{s.operations:,}", f"{s.jitter:g}")
+            drawn = (f"{k}={v:.3g}" if isinstance(v, float) else f"{k}={v}" for k, v in t.params.items())
+            rows.append((str(t.draw), *errors, *cost, " ".join(drawn)))
+        return aligned(rows, right=range(len(heads)))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+
+        def facts(trial: Trial) -> dict[str, Any]:
+            return {"draw": trial.draw, **asdict(trial.score), "params": trial.params}
+
+        return {
+            "space": self.space,
+            "images": self.images,
+            "draws": len(self.trials),
+            "invalid": self.invalid,
+            "failures": {str(k): v for k, v in self.failures.items()},
+            "best": facts(self.best),
+            "trials": [facts(t) for t in self.trials],
+            "rungs": [[facts(t) for t in rung] for rung in self.rungs],
+            "test": None if self.test is None else asdict(self.test) | {"looks": self.looks},
+            "seconds": self.seconds,
+        }
 
 
 @contextmanager

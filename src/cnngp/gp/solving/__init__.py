@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cnngp.cluster import ClusterError
 from cnngp.common import memory
 from cnngp.common.arrays import is_on_gpu, to_numpy
 from cnngp.common.devices import ActualDevice, Device, actual_device, array_module, check_device
 from cnngp.common.errors import is_number, is_whole
 from cnngp.common.progress import progress_bar
-from cnngp.matrix.cluster.connection import ClusterError
 from cnngp.matrix.store.places import local_path
 from cnngp.matrix.store.store import store_of
 

@@ -67,8 +67,9 @@ class SymmetricMatrix:
             # A worker takes whole rows of tiles: it reads the mirror images too, and sends back a few rows of the
             # result instead of a sum as long as V.
             product = partial(_row_product, self.K, self.tile[1])
-            parts = self._cluster.computed(product, list(blocks(self.n, self.tile[0])), to_numpy(V))
-            Y = namespace(V).asarray(np.concatenate(parts))
+            rows = blocks(self.n, self.tile[0])
+            parts = dict(self._cluster.results(product, rows, to_numpy(V), parallel=True))
+            Y = namespace(V).asarray(np.concatenate([parts[k] for k in range(len(parts))]))
         if not bool(namespace(Y).isfinite(Y).all()):
             raise MatrixError(_NAN)
         return Y

@@ -10,16 +10,15 @@ import asyncio
 import concurrent.futures
 import logging
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from cnngp.cluster import ClusterError, DaskUnavailable, within
 from cnngp.common.errors import one_line
 from cnngp.common.optional import need
-
-from .connection import ClusterError, DaskUnavailable, within
 
 log = logging.getLogger("cnngp")
 
@@ -36,11 +35,10 @@ _LOOK_SECONDS = 0.5
 _DEATHS = 4
 # What a call comes to whose scheduler or worker is lost.
 _LOST = (OSError, asyncio.CancelledError, concurrent.futures.CancelledError)
-_END: Any = object()
 
 
 class Refused(Exception):
-    """Raised on a worker that cannot do the work, with the reason; others do it."""
+    """From a worker that cannot do the work, with the reason; others do it."""
 
 
 def same_version(version: str) -> None:
@@ -58,6 +56,8 @@ class Cluster:
     """
 
     def __init__(self, client: Any, question: Callable[..., Any] = same_version, *arguments: Any) -> None:
+        from cnngp import __version__
+
         if not isinstance(client, need("distributed", "a cluster", DaskUnavailable).Client):
             raise ClusterError(f"client={client!r}: expected a dask.distributed.Client")
         if client.asynchronous:
@@ -67,10 +67,9 @@ class Cluster:
         self.client, self.address = client, str(client.scheduler.address)
         self.lost = 0
         """Workers that were lost since the last result; whoever sees one by other means sets it to 0."""
-        self._question, self._arguments = question, arguments
+        self._ask = partial(client.run, question, __version__, *arguments, on_error="return")
         self._most = 0
-        self._fit: dict[str, Any] = {}
-        self._threads: dict[str, int] = {}
+        self._fit: dict[str, tuple[int, Any]] = {}  # threads, and what it answered
         self._refused: dict[str, str] = {}
 
     def fit(self) -> dict[str, Any]:
@@ -80,17 +79,18 @@ class Cluster:
         began, waiting = time.monotonic(), False
         while True:
             known, there = self._look()
-            for worker in self._fit.keys() - there:
-                self._lose(worker, worker in known)
-            for worker, answer in self._ask(sorted(there - self._fit.keys() - self._refused.keys())).items():
-                if isinstance(answer, Exception):
-                    self.refuse(worker, answer)
-                else:
-                    self._fit[worker] = answer
+            new = sorted(there.keys() - self._fit.keys() - self._refused.keys())
+            with suppress(*_LOST):  # one of them has frozen: all are asked again
+                answers = within(_WORKERS_SECONDS, partial(self._ask, workers=new)) if new else {}
+                for worker, answer in answers.items():
+                    if not isinstance(answer, Exception):
+                        self._fit[worker] = there[worker], answer
+                    elif not isinstance(answer, _LOST):
+                        self._refuse(worker, answer)
             self._most = max(self._most, len(self._fit))
             if self._fit:
-                return dict(self._fit)
-            if there and there <= self._refused.keys():
+                return {worker: answer for worker, (_, answer) in self._fit.items()}
+            if there and there.keys() <= self._refused.keys():
                 reasons = Counter(self._refused[worker] for worker in there)
                 said = "; ".join(f"{reason} ({n} of them)" if n > 1 else reason for reason, n in reasons.most_common(3))
                 raise ClusterError(f"no worker at {self.address} can do the work: {said}")
@@ -100,31 +100,31 @@ class Cluster:
             if time.monotonic() - began > PATIENCE:
                 start = f"start them with `dask worker {self.address}` on any machine"
                 how = "none of them answers" if known else start
-                raise ClusterError(f"{len(known) or 'no'} workers at {self.address}; {how}")
+                raise ClusterError(f"{known or 'no'} workers at {self.address}; {how}")
             time.sleep(0.1)
 
-    def refuse(self, worker: str, error: BaseException) -> None:
-        """Leave a worker out, with a word about the reason where it is a new one."""
-        reason = one_line(error) if isinstance(error, Refused) else f"it cannot run cnngp ({one_line(error)})"
-        if reason not in self._refused.values():
-            log.warning("worker %s takes no part: %s", worker, reason)
-        self._refused[worker] = reason
-        self._fit.pop(worker, None)
-
     def results(
-        self, function: Callable[..., Any], items: Iterable[Any], shared: Any, parallel: bool = False
+        self,
+        function: Callable[..., Any],
+        items: Iterable[Any],
+        shared: Any,
+        *,
+        parallel: bool = False,
+        over: Callable[[], bool] = lambda: False,
     ) -> Generator[tuple[int, Any]]:
-        """(k, `function(item, shared)` of the k-th item) as they come; one item a worker at a time, or where `parallel`
-        one a thread. `shared` is sent to each worker once. What a lost or frozen worker had is given to others.
+        """(k, `function(item, shared)` of the k-th item) as they come, until all have come or it is `over()`.
+
+        A worker has one item at a time, or where `parallel` one a thread; `shared` is sent to each worker once. What a
+        worker had that is lost, frozen or gives back `Refused` is given to others.
         """
         from distributed import KilledWorker
 
-        todo, again = enumerate(items), deque[tuple[int, Any]]()
+        todo, again = enumerate(items), list[tuple[int, Any]]()
         running: dict[Any, tuple[str, tuple[int, Any]]] = {}
         sent: dict[str, Any] = {}
         looked = -_LOOK_SECONDS
         try:
-            while True:
+            while not over():
                 if time.monotonic() - looked > _LOOK_SECONDS or not self._fit:
                     self.fit()
                     looked = time.monotonic()
@@ -134,19 +134,18 @@ class Cluster:
                     again.append(numbered)
                     sent.pop(worker, None)
                 at_work = Counter(worker for worker, _ in running.values())
-                free = (w for w in self._fit for _ in range((self._threads[w] if parallel else 1) - at_work[w]))
-                for worker in free:
-                    numbered = again.popleft() if again else next(todo, _END)
-                    if numbered is _END:
+                for worker in (w for w in self._fit for _ in range((self._fit[w][0] if parallel else 1) - at_work[w])):
+                    taken = again.pop() if again else next(todo, None)
+                    if taken is None:
                         break
                     try:
                         if worker not in sent:
                             send = partial(self.client.scatter, shared, workers=[worker], hash=False)
                             sent[worker] = within(_WORKERS_SECONDS, send)
-                        given = numbered[1], sent[worker]
-                        running[self.client.submit(function, *given, workers=[worker], pure=False)] = worker, numbered
+                        given = taken[1], sent[worker]
+                        running[self.client.submit(function, *given, workers=[worker], pure=False)] = worker, taken
                     except (*_LOST, LookupError, ValueError):  # the worker is lost, which is noticed next time
-                        again.append(numbered)
+                        again.append(taken)
                 if not running and not again:
                     return
                 time.sleep(0.005)
@@ -155,54 +154,52 @@ class Cluster:
                     error = future.exception() if future.status == "error" else None
                     if error is not None and not isinstance(error, KilledWorker):
                         raise error
-                    with suppress(*_LOST):  # with its worker
-                        if error is None:
-                            found = future.result(timeout=5.0)
-                            self.lost = 0
-                            yield numbered[0], found
-                            continue
-                    again.append(numbered)
+                    try:
+                        found = future.result(timeout=5.0)
+                    except (*_LOST, KilledWorker):  # with its worker
+                        again.append(numbered)
+                        continue
+                    if isinstance(found, Refused):
+                        self._refuse(worker, found)
+                        again.append(numbered)
+                        continue
+                    self.lost = 0
+                    yield numbered[0], found
         finally:
             if self.client.status == "running":
                 with suppress(OSError):  # the scheduler has just gone: nobody is left to be told
                     self.client.cancel(list(running))
 
-    def computed(self, function: Callable[..., Any], items: Sequence[Any], shared: Any) -> list[Any]:
-        """`function(item, shared)` of every item, in their order."""
-        found = dict(self.results(function, items, shared, parallel=True))
-        return [found[k] for k in range(len(items))]
+    def _look(self) -> tuple[int, dict[str, int]]:
+        """How many workers the scheduler knows, and the threads of each that it has heard of lately; those of `_fit`
+        that were lost are told and left out.
+        """
 
-    def _look(self) -> tuple[set[str], set[str]]:
-        """The workers that the scheduler knows, and those that it has heard of lately."""
+        def seen(dask_scheduler: Any) -> dict[str, tuple[int, float]]:  # by its clock; it may not have this package
+            return {w: (s.nthreads, time.time() - s.last_seen) for w, s in dask_scheduler.workers.items()}
+
         gone = ClusterError(f"the scheduler {self.address} is gone")
         if self.client.status != "running":  # Dask itself tries for half a minute
             raise gone
         try:
-            found = within(_SCHEDULER_SECONDS, partial(self.client.sync, self.client.scheduler.identity))["workers"]
-            now = within(_SCHEDULER_SECONDS, partial(self.client.run_on_scheduler, time.time))  # its clock, not ours
+            known = within(_SCHEDULER_SECONDS, partial(self.client.run_on_scheduler, seen))
         except _LOST as error:
             raise gone from error
-        self._threads = {worker: int(about["nthreads"]) for worker, about in found.items()}
-        return set(found), {w for w, about in found.items() if now - about["last_seen"] <= SILENT_SECONDS}
+        there = {worker: threads for worker, (threads, silent) in known.items() if silent <= SILENT_SECONDS}
+        for worker in self._fit.keys() - there.keys():
+            how = "does not answer any more (frozen, or cut off)" if worker in known else "is gone"
+            log.warning("worker %s %s; others do its work", worker, how)
+            del self._fit[worker]
+            self.lost += 1
+            if self.lost >= _DEATHS + self._most:
+                why = "their logs say why (often too little memory)"
+                raise ClusterError(f"{self.lost} workers were lost, one after the other, without a result; {why}")
+        return len(known), there
 
-    def _ask(self, workers: list[str]) -> dict[str, Any]:
-        """Answer or error of each of the workers, beside their work; nothing of those that are lost, and of none where
-        one is frozen.
-        """
-        from cnngp import __version__
-
-        ask = partial(self.client.run, self._question, __version__, *self._arguments, on_error="return")
-        try:
-            answers = within(_WORKERS_SECONDS, partial(ask, workers=workers)) if workers else {}
-        except _LOST:
-            return {}
-        return {worker: answer for worker, answer in answers.items() if not isinstance(answer, _LOST)}
-
-    def _lose(self, worker: str, known: bool) -> None:
-        how = "does not answer any more (frozen, or cut off)" if known else "is gone"
-        log.warning("worker %s %s; others do its work", worker, how)
-        del self._fit[worker]
-        self.lost += 1
-        if self.lost >= _DEATHS + self._most:
-            why = "their logs say why (often too little memory)"
-            raise ClusterError(f"{self.lost} workers were lost, one after the other, without a result; {why}")
+    def _refuse(self, worker: str, error: BaseException) -> None:
+        """Leave a worker out, with a word about the reason where it is a new one."""
+        reason = one_line(error) if isinstance(error, Refused) else f"it cannot run cnngp ({one_line(error)})"
+        if reason not in self._refused.values():
+            log.warning("worker %s takes no part: %s", worker, reason)
+        self._refused[worker] = reason
+        self._fit.pop(worker, None)

@@ -1,14 +1,10 @@
 """The tiles of a matrix on a cluster: each worker fills the store in the way that a single process does.
 
-A worker computes what the store lacks, its own share first and then what others have not done, and writes it straight
-into the store. So the tiles of a worker that dies or freezes are done by the others without anybody telling them, and
-the client only looks at what is there.
+A worker computes what the store lacks, its own share first and then what others have not done. So the tiles of one that
+dies or freezes are done by the others without anybody telling them, and the client only looks at what is there.
 
-    STORE/images/X, Z      the images in the working precision; every worker reads them from here
-    STORE/images/run       a name for each run
-
-A worker looks for the name of its run before it begins a tile and before it writes one. Without it, it stops: the run
-has ended, or was taken over by a later one, or the worker sees another store at the same path.
+A worker looks for the name of its run (`images.py`) before it begins a tile and before it writes one. Without it, it
+stops: the run has ended, or was taken over by a later one, or the worker sees another store at the same path.
 """
 
 from __future__ import annotations
@@ -16,10 +12,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-import uuid
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from cnngp.common import memory
@@ -29,13 +23,11 @@ from cnngp.common.tiles import Tile
 from cnngp.kernel.kernel import Kernel
 
 from ..fill import fill, lanes, not_done_by_others
-from ..images import ImageRows
+from ..images import ImageRows, begin_run, end_run
 from ..store.places import FULL, same_for_all_machines
 from ..store.store import GramStore
 from .cluster import Cluster, Refused, same_version
 
-_LOOK_SECONDS = 0.2
-"""How often the client looks at the workers and, where that is quick, at the store."""
 Engine = tuple[str, ActualDevice]
 """An engine's identity, and its device."""
 
@@ -63,61 +55,53 @@ class ClusterFill:
 
     def fill(self, store: GramStore, x: ImageRows, z: ImageRows | None, done: Callable[[Tile], None]) -> None:
         """Have the tiles computed that the store lacks; `done` is told of each."""
-        from distributed import KilledWorker
+        lacking, next_look = set(store.missing()), 0.0
+        shares = itertools.cycle([(k, self.workers) for k in range(self.workers)])
 
-        lacking, next_look, running = set(store.missing()), 0.0, dict[str, Any]()
-        submit = partial(self._cluster.client.submit, fill_missing, pure=False)
-        shares = itertools.cycle((k, self.workers) for k in range(self.workers))
+        def whole() -> bool:
+            nonlocal lacking, next_look
+            began = time.monotonic()
+            if began > next_look:
+                before, lacking = lacking, set(store.missing())
+                for at in sorted(before - lacking):
+                    self._cluster.lost = 0
+                    done(store.grid.at(*at))
+                # Listing a store may take time.
+                next_look = time.monotonic() + max(0.2, 10.0 * (time.monotonic() - began))
+            return not lacking
+
         try:
-            job = self._kernel, self._where, begin(store, x, z)
-            while lacking:
-                fit = self._cluster.fit()
-                running = {worker: future for worker, future in running.items() if worker in fit}
-                for worker in fit.keys() - running.keys():
-                    running[worker] = submit(*job, next(shares), workers=[worker])
-                time.sleep(_LOOK_SECONDS)
-                over = {worker: future for worker, future in running.items() if future.status != "pending"}
-                for worker, future in over.items():
-                    del running[worker]
-                    error = future.exception() if future.status == "error" else None
-                    if isinstance(error, Refused):
-                        self._cluster.refuse(worker, error)
-                    elif error is not None and not isinstance(error, KilledWorker):
-                        raise error
-                began = time.monotonic()
-                if over or began > next_look:
-                    now = set(store.missing())
-                    for at in sorted(lacking - now):
-                        self._cluster.lost = 0
-                        done(store.grid.at(*at))
-                    lacking = now
-                    next_look = time.monotonic() + 10.0 * (time.monotonic() - began)  # listing a store takes time
+            job = self._kernel, self._where, begin_run(store, x, z)
+            for _ in self._cluster.results(fill_missing, shares, job, over=whole):
+                next_look = 0.0  # a worker finds nothing that is left to do
         finally:
-            end(store)
+            end_run(store)
 
 
-async def engine_here(version: str, kernel: bytes, image_shape: tuple[int, ...], dask_worker: Any) -> Engine:
-    """On a worker: its engine for a kernel."""
+async def engine_here(version: str, kernel: bytes, image_shape: tuple[int, ...], dask_worker: Any) -> Engine | Refused:
+    """On a worker: its engine for a kernel.
+
+    An error is told in words, because the client may not have what it takes to make it again, such as CuPy.
+    """
     same_version(version)
     try:
         made = await asyncio.to_thread(_on_worker, kernel, dask_worker)
         return (await asyncio.to_thread(made.engine_for, image_shape)).identity, made.device
     except Exception as error:
-        reason = one_line(error)
-    raise Refused(reason)  # here, where it has no error as its context that the client may not know
+        return Refused(one_line(error))
 
 
-def fill_missing(kernel_bytes: bytes, where: str, run: bytes, share: tuple[int, int]) -> None:
+def fill_missing(share: tuple[int, int], job: tuple[bytes, str, bytes]) -> Refused | None:
     """On a worker: compute what the store lacks, beginning with its share.
 
-    Only what would meet every worker is raised: a tile that came out wrong, a full disk. Of all else just the words
-    travel, because the client may not have what it takes to make the error again, such as CuPy.
+    Only what would meet every worker is raised: a tile that came out wrong, a full disk.
     """
     from distributed import get_worker
 
+    kernel_bytes, where, run = job
     store = GramStore(where)
     if store.found is None:
-        raise Refused(f"it does not see the store {where}; give a path or URL that all machines share")
+        return Refused(f"it does not see the store {where}; give a path or URL that all machines share")
 
     def check() -> None:
         if store.get_bytes("images/run") != run:
@@ -132,7 +116,7 @@ def fill_missing(kernel_bytes: bytes, where: str, run: bytes, share: tuple[int, 
         kernel = _on_worker(kernel_bytes, get_worker())
         engine = kernel.engine_for(store.found.X.shape).identity
         if engine != store.found.engine:
-            raise Refused(f"its engine is {engine}, that of the matrix {store.found.engine}")
+            return Refused(f"its engine is {engine}, that of the matrix {store.found.engine}")
         x = ImageRows(store.open_array("images/X"), kernel, "X")
         z = None if store.found.Z is None else ImageRows(store.open_array("images/Z"), kernel, "Z")
         for rows in (x, x if z is None else z):
@@ -142,16 +126,12 @@ def fill_missing(kernel_bytes: bytes, where: str, run: bytes, share: tuple[int, 
         tiles = not_done_by_others(store, store.missing(), share, check)
         # A worker with several cards uses the first: tools that start one worker for each card show it all of them.
         fill(tiles, lanes(kernel, x.image_shape, 1 if kernel.device == "cuda" else None), x, z, write, lambda _: None)
-        return
-    except Refused:
-        raise
     except Exception as error:
-        if store.get_bytes("images/run") != run:
-            return  # the images go with the name of the run, and may have been half gone when they were read
-        if isinstance(error, StoreError) or (isinstance(error, OSError) and error.errno in FULL):
-            raise
-        reason = f"{type(error).__name__}: {one_line(error)}"
-    raise Refused(reason)  # here, where it has no other error as its context
+        if store.get_bytes("images/run") == run:  # else the images may have been half gone when they were read
+            if isinstance(error, StoreError) or (isinstance(error, OSError) and error.errno in FULL):
+                raise
+            return Refused(f"{type(error).__name__}: {one_line(error)}")
+    return None
 
 
 def _on_worker(kernel: bytes, worker: Any) -> Kernel:
@@ -161,27 +141,3 @@ def _on_worker(kernel: bytes, worker: Any) -> Kernel:
     made: Kernel = pickle.loads(kernel)
     threads = worker.state.nthreads
     return Kernel(made.network, made.device, made.dtype, threads, made.kind, made.check, made.symmetry)
-
-
-def begin(store: GramStore, x: ImageRows, z: ImageRows | None) -> bytes:
-    """Put the images there, then the name of the run, which is returned."""
-    end(store)
-    with store.writing("its tiles stay valid"):
-        for rows, step in zip((x, z), store.grid.tile, strict=True):
-            if rows is None:
-                continue
-            shape = (min(step, len(rows)), *rows.image_shape)
-            array = store.new_array(f"images/{rows.name}", rows.shape, shape, rows.dtype)
-            for start in range(0, len(rows), step):
-                part = slice(start, min(start + step, len(rows)))
-                array[part] = rows.block(part).reshape(-1, *rows.image_shape)
-        run = uuid.uuid4().hex.encode()
-        store.set_bytes("images/run", run)
-    return run
-
-
-def end(store: GramStore) -> None:
-    """Take away the name of the run, so that workers write nothing any more, and the images."""
-    with store.writing("its tiles stay valid"):
-        store.delete("images/run")
-        store.delete_folder("images")

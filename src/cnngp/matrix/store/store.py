@@ -30,17 +30,7 @@ from cnngp.common.files import exclusive
 from cnngp.common.progress import progress_bar
 from cnngp.common.tiles import Grid, Tile
 
-from .places import (
-    FULL,
-    NOT_WRITABLE,
-    HeldFolder,
-    Keys,
-    check_place,
-    local_path,
-    prototype,
-    remove_leftovers,
-    wait,
-)
+from .places import FULL, NOT_WRITABLE, HeldFolder, Keys, check_place, local_path, prototype, remove_leftovers, wait
 from .spec import Spec, array_differs, array_document, group_attributes, group_document
 from .tile_bytes import CHECKSUM_BYTES, decoded_chunk, encoded_chunk, is_mirror, seal, tile_of
 
@@ -64,10 +54,7 @@ class GramStore(Keys):
             attributes = group_attributes(self.get_bytes("zarr.json"), self.name)
         except OSError as error:
             raise StoreError(f"{self.name}: its zarr.json could not be read ({error.strerror or error})") from None
-        self._adopt(None if attributes is None else Spec.of_attributes(attributes, self.name))
-
-    def _adopt(self, spec: Spec | None) -> None:
-        self.found = spec
+        self.found = None if attributes is None else Spec.of_attributes(attributes, self.name)
         self._reader: Any = None
 
     @property
@@ -114,14 +101,14 @@ class GramStore(Keys):
         with self.writing("it was not begun"):
             if self.found is None:
                 self.set_bytes("zarr.json", group_document(spec.attributes()))
-                self._adopt(spec)
+                self.found = spec
             elif self.found.shape != spec.shape:
                 # Chunks that growth cuts go first: killed here, the old matrix lacks them, and no chunk is ever
                 # taken for one that covers more than was computed.
                 for i, j in self.grid.cut_by_growth(spec.shape):
                     self.forget(*tile_of(self.grid, i, j))
                 self._update(spec.attributes())
-                self._adopt(spec)
+                self.found, self._reader = spec, None
             self._open_array()
         if self.local is not None:
             remove_leftovers(self.local if self.folder is None else self.folder.inside, self.locked)

@@ -54,32 +54,28 @@ class VerifiedStore(WrapperStore[Any]):
         prototype = prototype or default_buffer_prototype()
         if key == f"{self._prefix}K/zarr.json":
             return prototype.buffer.from_bytes(array_document(self._spec))
-        at = self._chunk.fullmatch(key)
-        if at is None:
+        chunk = self._chunk.fullmatch(key)
+        if chunk is None:
             return await self._store.get(key, prototype, byte_range)
-        i, j = int(at[1]), int(at[2])
+        i, j = int(chunk[1]), int(chunk[2])
+        at = tile_of(self._spec.grid, i, j)
         whole = await self._store.get(key, prototype)
         try:
             if whole is None:
                 raise ValueError("it is not there")
             found = checked_sum(whole.as_numpy_array(), self._spec.tile, self._spec.dtype)
-            await self._check_seal(i, j, found)
+            seal = self._seals.get(at)
+            if seal is None:
+                buffer = await self._store.get(f"{self._prefix}K/seals/{at[0]}/{at[1]}", prototype)
+                if buffer is None:
+                    raise ValueError("it has no seal")
+                seal = buffer.to_bytes()
+            if sealed_sum(seal, self._spec.id, self._spec.grid, i, j) != found:
+                raise ValueError("it is another one than was written there")
         except ValueError as error:
             raise DamagedTile(
                 f"{self._name}: chunk {(i, j)} of the kernel matrix cannot be used: {error}; run gram on the store "
                 "again, which computes such tiles again"
             ) from None
+        self._seals[at] = seal
         return whole if byte_range is None else await self._store.get(key, prototype, byte_range)
-
-    async def _check_seal(self, i: int, j: int, found: bytes) -> None:
-        grid = self._spec.grid
-        at = tile_of(grid, i, j)
-        data = self._seals.get(at)
-        if data is None:
-            buffer = await self._store.get(f"{self._prefix}K/seals/{at[0]}/{at[1]}", default_buffer_prototype())
-            if buffer is None:
-                raise ValueError("it has no seal")
-            data = buffer.to_bytes()
-        if sealed_sum(data, self._spec.id, grid, i, j) != found:
-            raise ValueError("it is another one than was written there")
-        self._seals[at] = data
