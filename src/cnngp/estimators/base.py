@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -20,6 +21,7 @@ from cnngp.common.arrays import DataError, known_array, to_numpy
 from cnngp.common.devices import Device, actual_device, check_device
 from cnngp.common.errors import ModelFileError, is_whole, one_line
 from cnngp.gp.exact import ExactGP
+from cnngp.gp.near_copies import novelty
 from cnngp.gp.posterior import Posterior
 
 from . import fitting
@@ -56,9 +58,9 @@ class OtherEstimatorError(ModelFileError):
         self.held = held
 
 
-def _part(of: Callable[[Fit], Any], says: str | None = None) -> Any:
+def _part(path: str, says: str | None = None) -> Any:
     """A part of the fit as an attribute of the estimator."""
-    return property(lambda estimator: of(estimator.fit_), doc=says)
+    return property(operator.attrgetter(f"fit_.{path}"), doc=says)
 
 
 class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
@@ -66,26 +68,26 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
 
     fit_: Fit
     """All that a fit leaves; the attributes below are parts of it, None (and so Any) of a fit to a matrix alone."""
-    gp_: Posterior = _part(lambda fit: fit.posterior)
-    fit_report_: FitReport = _part(lambda fit: fit.report, "What was measured about the fit, and what can be trusted.")
-    recipe_: Any = _part(
-        lambda fit: fit.recipe, "What the fit was made by: `GPClassifier(clf.recipe_)` makes it again."
-    )
-    choice_: Choice | None = _part(lambda fit: fit.choice, "Why this recipe, where none was given.")
-    learned_: Learned | None = _part(lambda fit: fit.learned, "What was learned and how, None without `learn`.")
-    kernel_: Any = _part(lambda fit: fit.kernel and fit.kernel.main, "Of the recipe's term of the largest weight.")
-    network_: Any = _part(lambda fit: fit.recipe and fit.recipe.main.network, "Of that term: given, chosen or learned.")
-    X_: Any = _part(lambda fit: fit.X, "The images that the model answers by, training or inducing ones, as given.")
-    input_shape_: Any = _part(lambda fit: None if fit.X is None else fit.X.shape[1:])
-    y_: Any = _part(lambda fit: fit.y)
-    names_: Any = _part(lambda fit: fit.names)
-    inducing_rows_: Numbers | None = _part(lambda fit: fit.rows, "Training images that are inducing ones, if they are.")
-    loo_rows_: Numbers = _part(lambda fit: fit.posterior.loo_rows, "Training images with leave-one-out predictions.")
-    log_marginal_likelihood_: float | None = _part(lambda fit: fit.posterior.log_marginal_likelihood)
+    gp_: Posterior = _part("posterior")
+    fit_report_: FitReport = _part("report", "What was measured about the fit, and what can be trusted.")
+    recipe_: Any = _part("recipe", "What the fit was made by: `GPClassifier(clf.recipe_)` makes it again.")
+    choice_: Choice | None = _part("choice", "Why this recipe, where none was given.")
+    learned_: Learned | None = _part("learned", "What was learned and how, None without `learn`.")
+    kernel_: Any = property(lambda self: self.fit_.kernel and self.fit_.kernel.main)
+    """Of the recipe's term of the largest weight."""
+    network_: Any = property(lambda self: self.recipe_ and self.recipe_.main.network)
+    """Of that term: given, chosen or learned."""
+    X_: Any = _part("X", "The images that the model answers by, training or inducing ones, as given.")
+    input_shape_: Any = property(lambda self: None if self.X_ is None else self.X_.shape[1:])
+    y_: Any = _part("y")
+    names_: Any = _part("names")
+    inducing_rows_: Numbers | None = _part("rows", "Training images that are inducing ones, if they are.")
+    loo_rows_: Numbers = _part("posterior.loo_rows", "Training images with leave-one-out predictions.")
+    log_marginal_likelihood_: float | None = _part("posterior.log_marginal_likelihood")
     image_aspect_: Aspect | None = None
+    """How image files were brought to one size, for those to come; set by whoever read them."""
     pictures_: Array | None = None
     """Pictures (N, C, H, W) of what the training rows are features of, for reports and the viewer."""
-    """How image files were brought to one size, for those to come; set by whoever read them."""
     loo_error_: float
 
     # ---- fitting -------------------------------------------------------------------------------------------------
@@ -135,8 +137,7 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
         """Images to predict, checked."""
         check_is_fitted(self, "fit_")
         kernel = self.fit_.only_kernel
-        assert self.fit_.X is not None
-        return read_test(self, X, self.fit_.X, np.dtype(kernel.dtype))
+        return read_test(self, X, self.X_, np.dtype(kernel.dtype))
 
     def _asked(self, X: Any, K: Any, diagonal: Any = None) -> Asked:
         """What is to be predicted: images, or a matrix K(test, training) in their place, with k(x, x) for variances."""
@@ -146,15 +147,6 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
                 raise DataError("X and K were both given; give images X, or K(test, training) as K= without them")
             return Asked(None, as_kernel_matrix(K, self.gp_.points), diagonal)
         return Asked(self._check_test(X))
-
-    def _prior_matrix(self, X: Any) -> Any:
-        """K(X, X) of images without labels, by the network that was given."""
-        request = replace(self._request(), inducing=None)
-        if request.recipe is None:
-            raise DataError("without labels no recipe can be chosen; name a network, such as 'small_cnn', to choose by")
-        read = read_training(clone(self), request, X, np.zeros(len(known_array(X, "X"))), None, np.asarray)
-        assert read.images is not None
-        return kernel_of(request.recipe, read.images, request.make).gram(read.images.pixels)
 
     def _check_how_many(self, n: Any, fitted: bool = True) -> None:
         if fitted:
@@ -169,8 +161,8 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
         whatever the scale of the kernel; 1 for an image whose k(x, x) is 0, as of a blank one without biases.
         `loo_novelty_` has the training images' own, each against the others.
         """
-        asked = self._asked(X, K, diagonal)
-        return self.fit_.novelty(asked)
+        asked, variances = self._asked(X, K, diagonal), self.fit_.variances
+        return self.fit_.over(asked, lambda block, own: novelty(to_numpy(block), own, variances))
 
     def score_samples(self, X: ImagesLike | None = None, *, K: Any = None, diagonal: Any = None) -> Floats:
         """How usual each image is, (M,): −`novelty`, from −1, nothing in common with the training images, to 0.
@@ -202,8 +194,15 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
         from cnngp.gp.selection import chosen
 
         self._check_how_many(n, fitted=False)
-        if not hasattr(self, "fit_"):
-            return chosen(n, self._prior_matrix(X)).rows
+        if not hasattr(self, "fit_"):  # by K(X, X) of the network that was given
+            request = replace(self._request(), inducing=None)
+            if (recipe := request.recipe) is None:
+                raise DataError(
+                    "without labels no recipe can be chosen; name a network, such as 'small_cnn', to choose by"
+                )
+            read = read_training(clone(self), request, X, np.zeros(len(known_array(X, "X"))), None, np.asarray)
+            assert read.images is not None
+            return chosen(n, kernel_of(recipe, read.images, request.make)(read.images.pixels)).rows
         images = self._check_test(X)
         return chosen(n, self.fit_.among(images), self._exact("choosing images"), self.fit_.cross(images)).rows
 

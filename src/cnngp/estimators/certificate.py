@@ -16,11 +16,12 @@ from cnngp.kernel.kernel import Kernel
 from .kernels import RecipeKernel
 
 Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 _STANDARD_ERRORS = 2.0
 _LEAST = 1e-12  # of a probability, of which a logarithm is taken
-# How much more errors through inducing images than of the exact process need no warning, as a fraction.
-_NEAR = 3e-3
+# How many points more errors through inducing images than of the exact process need no warning.
+_NEAR = 0.3
 # Of `kernel_error`: a matrix that was given may come from another library, with roundings of its own.
 _GIVEN_BOUND = 1e-5
 
@@ -75,8 +76,7 @@ class FitReport:
         in the direction that suffers most."""
         if self.kernel_error is None or self.method == "inducing":
             return None
-        error = 2.0 * math.sqrt(self.images) * self.kernel_error * self.largest_variance
-        return error / self.smallest_eigenvalue[1]
+        return 2.0 * math.sqrt(self.images) * self.kernel_error * self.largest_variance / self.smallest_eigenvalue[1]
 
     @property
     def movement(self) -> float | None:
@@ -93,128 +93,94 @@ class FitReport:
         return self.kernel_error * self.largest_variance / math.sqrt(low * high)
 
     @property
-    def _blur(self) -> float:
-        """What is added to or wrong in the entries of the matrix."""
-        return self.largest_variance * max(self.jitter, self.kernel_error or 0.0)
-
-    @property
     def compiling(self) -> str | None:
         """The time of compiling for people, None where nobody waited for it."""
         return f"{self.compile_seconds:.2f} s" if self.compile_seconds > 0.5 else None
 
     @property
-    def verdict(self) -> str:
-        """What can be trusted, in one sentence, and a second one where the kernel is further off than it should be.
-
-        A model that is no better than guessing says so; then that its numbers are right is no news.
-        """
-        if self.guessing is not None or self.no_better is not None:
-            said = f"{self._no_better} {self._trouble}" if self._trouble else self._no_better
-        else:
-            said = self._trouble or self._trusted
-        if self.kernel_error is None or self.kernel_error <= self.kernel_bound:
-            return said
-        return (
-            f"{said} Entries are off by {self.kernel_error:.0e} of the largest, where rounding explains "
-            f"{self.kernel_bound:.0e}."
-        )
-
-    @property
     def worrying(self) -> bool:
         """Whether the verdict says that something cannot be trusted."""
-        off = self.kernel_error is not None and self.kernel_error > self.kernel_bound
-        return off or self.guessing is not None or self.no_better is not None or self._trouble is not None
+        return bool(self._worries)
 
     @property
-    def _no_better(self) -> str:
+    def verdict(self) -> str:
+        """What can be trusted: all that is worrying, or one sentence where nothing is."""
+        return " ".join(self._worries) or self._trusted
+
+    @property
+    def _worries(self) -> list[str]:
+        """Whether the model is better than nothing, whether its numbers are right, and how exact the kernel is."""
+        found = []
+        if self.guessing is not None:
+            wrong, guess = self.guessing
+            found.append(
+                f"{'Not clearly' if wrong < guess else 'No'} better than guessing: leave-one-out is wrong on "
+                f"{100 * wrong:.0f} % of the images, and always naming the commonest class would be on "
+                f"{100 * guess:.0f} %. Check the labels, or try more or larger pictures, or another network."
+            )
         if self.no_better is not None:
             error, spread = self.no_better
-            return (
+            found.append(
                 f"{'Not clearly' if error < spread else 'No'} better than the mean of all targets: leave-one-out is "
                 f"off by {error:.3g}, root mean square, and the mean would be by {spread:.3g}. Check the targets, or "
                 "try more images or another network."
             )
-        wrong, guess_wrong = self.guessing or (math.nan, math.nan)
-        seen = wrong < guess_wrong  # but chance explains it
-        return (
-            f"{'Not clearly' if seen else 'No'} better than guessing: leave-one-out is wrong on {_percent(wrong)} of "
-            f"the images, and always naming the commonest class would be on {_percent(guess_wrong)}"
-            f"{', which so few images may show by chance' if seen else ''}. Check the labels, or try more or larger "
-            "pictures, or another network."
-        )
-
-    @property
-    def _trouble(self) -> str | None:
-        """A sentence on numbers that cannot be trusted."""
-        if self.kernel_error is not None and not self.kernel_error <= max(1e-3, FAR * self.kernel_bound):
-            return (
-                f"The matrix is not this network's kernel on these images: entries are off by {self.kernel_error:.0e} "
-                "of the largest; trust nothing and compute it again."
-            )
-        if self.residual > 1e-6:
-            return (
+        error, far = self.kernel_error or 0.0, max(1e-3, FAR * self.kernel_bound)
+        blur, off = self.largest_variance * max(self.jitter, error), f"entries are off by {error:.0e} of the largest"
+        if not error <= far:
+            found.append(f"The matrix is not this network's kernel on these images: {off}; trust nothing.")
+        elif self.residual > 1e-6:
+            found.append(
                 f"The linear system is solved to {self.residual:.0e} only: trust nothing finer than that, and add "
                 "noise or remove repeated images."
             )
-        if self.method == "inducing":
-            return None
-        if self.spread is not None and self.spread < 10.0 * self._blur:
-            return (
+        elif self.method != "inducing" and self.spread is not None and self.spread < 10.0 * blur:
+            found.append(
                 f"The kernel hardly tells these images apart: they differ by {self.spread:.0e} on average, and rounding"
-                f" and jitter are {self._blur:.0e}; trust nothing, and use dtype='float64' or another network."
+                f" and jitter are {blur:.0e}; trust nothing, and use dtype='float64' or another network."
             )
-        if self.jitter == 0 and self.sensitivity is not None and self.sensitivity >= 1.0:
-            return (
+        elif self.jitter == 0 and (self.sensitivity or 0.0) >= 1.0:
+            found.append(
                 "The kernel's rounding is larger than the smallest eigenvalue: leave-one-out, variances and likelihood "
                 "are not reliable; use dtype='float64' or some noise."
             )
-        return None
+        if self.kernel_bound < error <= far:
+            found.append(f"The kernel's {off}, where rounding explains {self.kernel_bound:.0e}.")
+        return found
 
     @property
     def _trusted(self) -> str:
-        """A sentence on what can be trusted, where there is no trouble."""
+        added = f"{self.jitter:.0e} of its mean variance added as noise"
         if self.method == "inducing":
-            added = f" but for {self.jitter:.0e} of the mean variance added as noise" if self.jitter > 0 else ""
+            most = None if self.excess is None else 100 * (self.excess + 2.0 * (self.excess_uncertainty or 0.0))
+            above = "How far its error is from that of the exact process was not measured."
+            if most is not None and self.excess is not None and most <= _NEAR:
+                above = f"Its error is within {most:.2f} points of the exact process's."
+            elif most is not None and self.excess is not None:
+                above = (
+                    f"Warning: its error may be up to {most:.1f} points above that of the exact process of all images "
+                    f"(about {100 * self.excess:.1f}); more inducing images come closer."
+                )
             return (
-                "This is the approximation through inducing images, whose algebra is exact to float64 rounding"
-                f"{added}; its likelihood and variances are its own and not those of the exact process.{self._above}"
+                f"This is the approximation through inducing images{f', with {added}' if self.jitter > 0 else ''}; its "
+                f"likelihood and variances are its own and not those of the exact process. {above}"
             )
         if self.jitter > 0:
             return (
-                f"The matrix was singular, so this is the process with {self.jitter:.0e} of its mean variance added as "
-                "noise: classes and means hold, variances near the training images do not."
+                f"The matrix was singular, so this is the process with {added}: classes and means hold, variances near "
+                "the training images do not."
             )
-        if self.sensitivity is None or self.movement is None:
-            if self.check is not None:
-                return "The algebra is exact to float64 rounding; the rounding of the kernel itself was not measured."
-            return "The algebra is exact to float64 rounding for the matrix that was given."
-        if self.sensitivity < 1e-2:
-            return (
-                "Means, variances and likelihood are those of the exact kernel: its rounding moves the solution by "
-                f"no more than about {self.sensitivity:.0e}."
-            )
+        if self.movement is None:
+            return "The algebra is exact to float64 rounding; how exact the matrix is was not measured."
         if self.movement < 0.1:
+            moved = "less than 0.1 %" if self.movement < 1e-3 else f"about {100 * self.movement:.1g} %"
             return (
-                "Classes, probabilities, means and variances can be trusted: rounding in the kernel moves the solution "
-                f"by {_about(self.movement)}, and predictions, wherever it was measured, by a tenth of that or less. "
-                "Use dtype='float64' only if you need more digits."
+                "Classes, probabilities, means and variances are those of the exact kernel: its rounding moves the "
+                f"solution by {moved}."
             )
         return (
             "Classes and means can be trusted; rounding in the kernel may move variances and the likelihood by up to "
-            f"{_percent(self.movement)}, so use dtype='float64' if you rely on these."
-        )
-
-    @property
-    def _above(self) -> str:
-        """A sentence on the error of the exact process."""
-        if self.excess is None or self.excess_uncertainty is None:
-            return " How far its error is from that of the exact process was not measured."
-        most = self.excess + 2.0 * self.excess_uncertainty
-        if most <= _NEAR:
-            return f" Its error is within {100 * most:.2f} points of the exact process's."
-        return (
-            f" Warning: its error may be up to {100 * most:.1f} points above that of the exact process of all images "
-            f"(about {100 * self.excess:.1f}); more inducing images come closer."
+            f"{100 * self.movement:.0f} %, so use dtype='float64' if you rely on these."
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -226,30 +192,21 @@ class FitReport:
         checked = "not checked (the reference is slow)" if self.check is not None else "not checked (given matrix)"
         if self.kernel_error is not None:
             checked = f"{self.kernel_error:.1e} on {self.pairs_checked} pairs against float64"
-        chosen = [("network", self.choice)] if self.choice is not None else []
-        repeated = f"{self.repeated:,} of {self.images:,} images, left out together with their twins"
-        return [
-            *chosen,
-            *([("repeated", repeated)] if self.repeated else []),
+        twins = f"{self.repeated:,} of {self.images:,} images, left out together with their twins"
+        found = [
+            ("network", self.choice),
             ("engine", self.engine),
+            ("repeated", twins if self.repeated else None),
             ("kernel error", checked),
             ("residual of the solve", f"{self.residual:.1e}"),
             ("smallest eigenvalue", f"{low:.1e} … {high:.1e} (largest variance {self.largest_variance:.2g})"),
             ("noise, jitter", f"{self.noise:g}, {self.jitter:g}"),
             ("amplitude", f"{self.amplitude:.4g}"),
         ]
+        return [(name, value) for name, value in found if value is not None]
 
     def __str__(self) -> str:
         return "\n".join(f"{name:<22} {value}" for name, value in self.rows()) + f"\n{self.verdict}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def _about(share: float) -> str:
-    """One digit of it: as many as an estimate has."""
-    return "less than 0.1 %" if share < 1e-3 else f"about {100 * share:.1g} %"
 
 
 def measured(gp: Posterior) -> dict[str, Any]:
@@ -273,12 +230,12 @@ def checked_sample(kernel: RecipeKernel, X: NDArray[Any], K: Any, given: bool, i
         return max(found, key=lambda c: c.get("kernel_error", 0.0) / c.get("kernel_bound", _GIVEN_BOUND))
     rows = np.unique([*np.linspace(0, len(X) - 1, images).round().astype(int), *_nearest(own, K)])
     sample = np.array([[float(K[int(i), int(j)]) for j in rows] for i in rows])
-    compared = compare(own.network, np.asarray(first.once(X[rows]).array), sample, np.dtype(own.dtype), own.kind)
-    pairs = len(rows) * (len(rows) + 1) // 2
-    if compared is None:
-        return found[0] | {"kernel_error": 0.0, "pairs_checked": pairs}
-    bound = max(compared.bound, _GIVEN_BOUND) if given else compared.bound
-    return found[0] | {"kernel_error": compared.error, "kernel_bound": bound, "pairs_checked": pairs}
+    compared = compare(own.network, np.asarray(first.images(X[rows]).array), sample, np.dtype(own.dtype), own.kind)
+    known: dict[str, Any] = {"kernel_error": 0.0}
+    if compared is not None:
+        bound = max(compared.bound, _GIVEN_BOUND) if given else compared.bound
+        known = {"kernel_error": compared.error, "kernel_bound": bound}
+    return found[0] | known | {"pairs_checked": len(rows) * (len(rows) + 1) // 2}
 
 
 def _by_verdict(kernel: Kernel, shape: tuple[int, ...]) -> dict[str, Any]:
@@ -310,11 +267,7 @@ def _nearest(kernel: Kernel, K: Any) -> tuple[int, ...]:
 
 
 def errors_if_guessing(
-    probability: Floats,
-    wrong: NDArray[np.bool_],
-    yes: NDArray[np.bool_],
-    several: bool,
-    groups: NDArray[np.intp] | None = None,
+    probability: Floats, wrong: Mask, yes: Mask, several: bool, groups: NDArray[np.intp] | None = None
 ) -> tuple[float, float] | None:
     """The shares of images that leave-one-out and the commonest class get wrong, where the first knows no better.
 
@@ -322,14 +275,14 @@ def errors_if_guessing(
     choice of its own. Images of one of the `groups` are alike, and count as one observation. None where leave-one-out
     does better, or cannot be right because no class has two images.
     """
-    n = len(yes)
-    if n < 2 or (not several and (yes.sum(0) <= 1).all()):
+    if len(yes) < 2 or (not several and (yes.sum(0) <= 1).all()):
         return None
     share = yes.mean(0)
     commonest = share > 0.5 if several else np.arange(len(share)) == share.argmax()
     guess_wrong = (yes != commonest).any(1)
-    gain = _log_of_truth(probability, yes, several) - _log_of_truth(np.broadcast_to(share, yes.shape), yes, several)
-    if is_positive(gain, groups) or is_positive(guess_wrong.astype(np.float64) - wrong, groups):
+    of_truth = (np.where(yes, P, 1.0 - P if several else 1.0) for P in (probability, share))
+    logs, guess_logs = (np.log(np.maximum(P, _LEAST)).sum(1) for P in of_truth)
+    if is_positive(logs - guess_logs, groups) or is_positive(guess_wrong.astype(np.float64) - wrong, groups):
         return None
     return float(wrong.mean()), float(guess_wrong.mean())
 
@@ -347,12 +300,6 @@ def error_beside_mean(
     if not of_mean.any() or is_positive((of_mean**2 - errors**2).mean(1), groups):
         return None
     return math.sqrt(float((errors**2).mean())), math.sqrt(float((of_mean**2).mean()))
-
-
-def _log_of_truth(P: Floats, yes: NDArray[np.bool_], several: bool) -> Floats:
-    """log P of what is so, of each image."""
-    truth = np.where(yes, P, 1.0 - P if several else 1.0)
-    return np.asarray(np.log(np.maximum(truth, _LEAST)).sum(1))
 
 
 def is_positive(difference: Floats, groups: NDArray[np.intp] | None) -> bool:

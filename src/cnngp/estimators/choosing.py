@@ -23,12 +23,11 @@ from cnngp.gp.leave_one_out import names_of
 from cnngp.kernel.kernel import Kernel
 from cnngp.network.names import AN_IMAGE, IN_ALL
 
-from .candidates import Sizes, candidates
-from .comparing import Codes, Compared, Tried, clear, left_out, summed
+from .candidates import Codes, Compared, Sizes, Tried, candidates, clear, left_out, summed
 from .kernels import kernel_of
 from .labels import Targets
 from .recipe import Recipe
-from .training_images import Images, balanced
+from .training_images import Images, balanced, in_turn
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -90,35 +89,29 @@ class Choice:
     """Whether smaller relatives of the chosen network were compared, and not itself."""
 
     def __str__(self) -> str:
-        return self.text()
-
-    def text(self, seconds: float | None = None) -> str:
-        """One or two sentences; `seconds` is how long the kernels took, if they were computed."""
-        took = "" if seconds is None else f"; its kernels took {seconds:.1f} s here"
-        return f"{self.name}, {self.reason}{took}; {self.better(seconds)}"
+        return f"{self.name}, {self.reason}; {self.better()}"
 
     @property
     def reason(self) -> str:
         if not self.compared:
             return "the usual one for images of this size and number"
-        loss, others = f"{self.compared[0].loss:.3f} nats an image", ", ".join(map(str, self.compared[1:4]))
+        best, *others = self.compared
         smaller = " of smaller relatives" if self.relatives else ""
-        where = f"by leave-one-out{smaller} on {self.images:,} images: {loss}"
-        if self.compared[0].loss > self.compared[1].loss:
-            return f"the usual one; none of {len(self.compared) - 1} others is clearly better {where}, beside {others}"
-        return f"the best of {len(self.compared)} {where}, then {others}"
+        where = f"by leave-one-out{smaller} on {self.images:,} images: {best.loss:.3f} nats an image"
+        beside = ", ".join(map(str, others[:3]))
+        if best.loss > others[0].loss:
+            return f"the usual one; none of {len(others)} others is clearly better {where}, beside {beside}"
+        return f"the best of {len(self.compared)} {where}, then {beside}"
 
-    def better(self, seconds: float | None = None) -> str:
+    def better(self) -> str:
         """What more effort would take."""
         if self.effort == "best":
             return "no more is tried than with effort='best'; `cnngp search --space pooled` can look for more"
+        more = "effort='best' (--effort best) compares on more pairs"
         if self.dearest is None:
-            return "effort='best' (--effort best) compares on more pairs"
+            return more
         name, elements = self.dearest
-        times = elements / max(1, self.elements)
-        here = "" if seconds is None else f", about {seconds * times:.0f} s"
-        more = "effort='best' (--effort best) compares on more pairs, and takes up to"
-        return f"{more} {name} at {times:.1f} times the kernels{here}"
+        return f"{more}, and takes up to {name} at {elements / max(1, self.elements):.1f} times the kernels"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -147,12 +140,13 @@ def choose(
     few = images.at(slice(0, min(len(images), 200)))
     table = candidates(few, preparation=preparation) if among is None else list(among)
     limit = min(AN_IMAGE * len(images), IN_ALL) * EFFORTS[effort]
-    affordable = [sizes for row in table if (sizes := tuple(c for c in row if c.elements * pairs <= limit))]
-    rows = affordable or [(min((row[0] for row in table), key=lambda c: c.elements),)]
-    choice = Choice(Recipe((rows[0][-1].term,)), str(rows[0][-1]), 0, effort, elements=rows[0][-1].elements)
+    rows = [sizes for row in table if (sizes := tuple(c for c in row if c.elements * pairs <= limit))]
+    rows = rows or [(min((row[0] for row in table), key=lambda c: c.elements),)]
+    usual = rows[0][-1]
+    choice = Choice(Recipe((usual.term,)), str(usual), 0, effort, elements=usual.elements)
     order = _order(targets, groups)
-    allowance = max(_PART * rows[0][-1].elements * pairs, _AT_LEAST * EFFORTS[effort])
     if compare and len(order) >= FEWEST:
+        allowance = max(_PART * usual.elements * pairs, _AT_LEAST * EFFORTS[effort])
         first, rows = _first(rows, len(order), max(allowance, _FIRST_ROUND * EFFORTS[effort]))
         if len(rows) > 1:
             if tell is not None:
@@ -160,19 +154,20 @@ def choose(
             tried = [Tried(row, lambda r, few: kernel_of(r, few, make, scaled=False), images.dtype) for row in rows]
             search = _Search(tried, images, targets, groups, order, allowance)
             choice = search.run(choice, first, limit / max(1, pairs), tell)
-    return choice if effort == "best" else replace(choice, dearest=_dearer(table, choice, limit / max(1, pairs)))
+    if effort == "best":
+        return choice
+    # The dearest relative of what was chosen that effort="best" would take and this effort does not.
+    chosen, most = replace(choice.recipe.main, weight=1.0), limit * EFFORTS["best"] / EFFORTS[effort]
+    here = next((row for row in table if any(c.term == chosen for c in row)), ())
+    dearer = [c for c in here if limit < c.elements * max(1, pairs) <= most]
+    return replace(choice, dearest=(str(dearer[-1]), dearer[-1].elements)) if dearer else choice
 
 
 def _order(targets: Targets, groups: Codes) -> NDArray[np.intp]:
     """All rows, of which the first ones are balanced between classes, and of as many groups as can be."""
     order = balanced(targets.Y, len(targets.Y), 0, shuffled=True)
-    if (names := names_of(groups)) is None:
-        return order
-    turn = np.empty(len(order), np.intp)  # which image of its group each one is
-    _, codes = np.unique(names[order], return_inverse=True)
-    for code in range(codes.max() + 1):
-        turn[codes == code] = np.arange((codes == code).sum())
-    return order[np.argsort(turn, kind="stable")]
+    names = names_of(groups)
+    return order if names is None else order[in_turn(np.unique(names[order], return_inverse=True)[1])]
 
 
 def _first(rows: Sequence[Sizes], images: int, most: float) -> tuple[int, list[Sizes]]:
@@ -187,15 +182,6 @@ def _first(rows: Sequence[Sizes], images: int, most: float) -> tuple[int, list[S
             used += row[0].elements
     least, largest = _FIRST
     return min(images, max(least, min(largest, int(math.sqrt(2 * most / used))))), kept
-
-
-def _dearer(table: Sequence[Sizes], choice: Choice, limit: float) -> tuple[str, int] | None:
-    """The dearest relative of what was chosen that effort="best" would take and this effort does not."""
-    chosen = replace(choice.recipe.main, weight=1.0)
-    here = next((row for row in table if any(c.term == chosen for c in row)), ())
-    most = limit * EFFORTS["best"] / EFFORTS[choice.effort]
-    found = [c for c in here if limit < c.elements <= most]
-    return (str(found[-1]), found[-1].elements) if found else None
 
 
 @dataclass
@@ -228,13 +214,17 @@ class _Search:
                 tell("expected", Expected(choosing, usual.sizes[-1].elements / self.rate))
             while (following := self._next(usual)) is not None:
                 self._round(*following, bar)
-            best, gain = _better_than_usual(self.alive, usual, self._about(self.alive[0].images)[1])
+            best, gain = self.alive[0], np.zeros(1)
+            if np.isfinite(usual.losses).all():  # kept where the difference is small or may be chance
+                gain = usual.losses - best.losses
+                if not clear(gain, self._about(best.images)[1]):
+                    best, gain = usual, np.zeros(1)
             compared = tuple([t.said() for t in [best, *(t for t in self.alive if t is not best)]] + self.gone)
-            relatives = self._enlarged(best, bar)
-            chosen, n = best.candidate, compared[0].images
+            choice = replace(choice, images=compared[0].images, compared=compared, gain=float(gain.mean()))
+            choice = replace(choice, relatives=self._enlarged(best, bar))  # changes its size
+            chosen = best.candidate
             choice = replace(choice, recipe=Recipe((chosen.term,)), name=str(chosen), elements=chosen.elements)
-            choice = replace(choice, images=n, compared=compared, gain=gain, relatives=relatives)
-            return _with_sum(choice, best, self.alive[:_FINALISTS], *self._about(n), most, bar)
+            return self._with_sum(choice, best, most, bar)
 
     def _about(self, n: int) -> tuple[Targets, Codes]:
         """Targets and groups of the first n images in order."""
@@ -274,7 +264,7 @@ class _Search:
         for larger in (False, True):
             for keep in range(half, _FINALISTS - 1, -1):
                 survivors = [t for i, t in enumerate(self.alive) if i < keep or t is usual]
-                sizes = [t.larger if larger else t.at for t in survivors]
+                sizes = [min(t.at + larger, len(t.sizes) - 1) for t in survivors]
                 images = n if larger else more
                 changes = images > n or sizes != [t.at for t in survivors]
                 cost = sum(t.cost(images, size) for t, size in zip(survivors, sizes, strict=True))
@@ -301,50 +291,38 @@ class _Search:
         best.at = last
         return True
 
-
-def _better_than_usual(alive: Sequence[Tried], usual: Tried, groups: Codes) -> tuple[Tried, float]:
-    """The best one, and its gain; the usual one where the difference is small or may be chance."""
-    best = alive[0]
-    if not np.isfinite(usual.losses).all():
-        return best, 0.0
-    gain = usual.losses - best.losses
-    return (best, float(gain.mean())) if clear(gain, groups) else (usual, 0.0)
-
-
-def _with_sum(
-    choice: Choice, best: Tried, finalists: Sequence[Tried], targets: Targets, groups: Codes, most: float, bar: Any
-) -> Choice:
-    """The sum of two or three finalists where it is clearly better than the best of them, and costs no more than
-    `most` covariances a pair. Weights are found on a part of the images, and the sum is judged on all.
-    """
-    known = [t for t in finalists if t.K is not None and float(t.K.diagonal().mean()) > 0.0]
-    if best not in known:
-        return choice
-    part = slice(max(0, len(targets.Y) - _SOME), len(targets.Y))
-    tries: list[tuple[float, tuple[Tried, ...], tuple[int, ...]]] = []
-    bar.set_postfix_str("sums", refresh=False)
-    for count, weights in _WEIGHTS.items():
-        for group in combinations(known, count):
-            if best in group and sum(t.candidate.elements for t in group) <= most:
-                for w in weights:
-                    K = summed([t.K[part, part] for t in group if t.K is not None], w)
-                    some = None if groups is None else groups[part]
-                    tries.append((float(left_out(K, targets.at(part), some).mean()), group, w))
-    if not tries:
-        return choice
-    _, group, w = min(tries, key=lambda t: t[0])
-    losses = left_out(summed([t.K for t in group if t.K is not None], w), targets, groups)
-    gain = best.losses - losses
-    if not clear(gain, groups):
-        return choice
-    shares = [x / sum(w) for x in w]
-    terms = tuple(replace(t.candidate.term, weight=x) for t, x in zip(group, shares, strict=True))
-    name = " + ".join(f"{x:g} × ({t.candidate})" for t, x in zip(group, shares, strict=True))
-    return replace(
-        choice,
-        recipe=Recipe(terms),
-        name=name,
-        compared=(Compared(name, float(losses.mean()), len(losses)), *choice.compared),
-        gain=choice.gain + float(gain.mean()),
-        elements=sum(t.candidate.elements for t in group),
-    )
+    def _with_sum(self, choice: Choice, best: Tried, most: float, bar: Any) -> Choice:
+        """The sum of two or three finalists where it is clearly better than the best of them, and costs no more than
+        `most` covariances a pair. Weights are found on a part of the images, and the sum is judged on all.
+        """
+        finalists = self.alive[:_FINALISTS]
+        matrices = {id(t): t.K for t in finalists if t.K is not None and float(t.K.diagonal().mean()) > 0.0}
+        known = [t for t in finalists if id(t) in matrices]
+        targets, groups = self._about(choice.images)
+        part = slice(max(0, choice.images - _SOME), choice.images)
+        some, of_part = None if groups is None else groups[part], targets.at(part)
+        tries: list[tuple[float, tuple[Tried, ...], tuple[int, ...]]] = []
+        bar.set_postfix_str("sums", refresh=False)
+        for count, weights in _WEIGHTS.items():
+            for group in combinations(known, count):
+                if best in group and sum(t.candidate.elements for t in group) <= most:
+                    for w in weights:
+                        K = summed([matrices[id(t)][part, part] for t in group], w)
+                        tries.append((float(left_out(K, of_part, some).mean()), group, w))
+        if not tries:
+            return choice
+        _, group, w = min(tries, key=lambda t: t[0])
+        losses = left_out(summed([matrices[id(t)] for t in group], w), targets, groups)
+        gain = best.losses - losses
+        if not clear(gain, groups):
+            return choice
+        shares = [x / sum(w) for x in w]
+        name = " + ".join(f"{x:g} × ({t.candidate})" for t, x in zip(group, shares, strict=True))
+        return replace(
+            choice,
+            recipe=Recipe(tuple(replace(t.candidate.term, weight=x) for t, x in zip(group, shares, strict=True))),
+            name=name,
+            compared=(Compared(name, float(losses.mean()), len(losses)), *choice.compared),
+            gain=choice.gain + float(gain.mean()),
+            elements=sum(t.candidate.elements for t in group),
+        )

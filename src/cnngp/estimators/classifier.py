@@ -136,18 +136,10 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         wherever leave-one-out is used; copies by `cnngp.datasets.augmentation` bring theirs. `tell(stage, value)` is
         called when stages are reached, as in `report.run`.
         """
-        request, training = self._read(
-            X,
-            y,
-            K,
-            read_labels,
-            sample_weight=sample_weight,
-            class_weight=self.class_weight,
-            image_noise=image_noise,
-            groups=groups,
-            names=names,
-        )
-        self._set_coding(coding_of(training.y))
+        said = {"sample_weight": sample_weight, "image_noise": image_noise, "groups": groups, "names": names}
+        request, training = self._read(X, y, K, read_labels, class_weight=self.class_weight, **said)
+        self._coding = coding_of(training.y)
+        self.classes_ = self._coding.classes
         targets = ClassTargets(self._coding, training.y, training.weight)
         self._fit(request, training, targets, tell)
         if training.groups is None:
@@ -353,7 +345,8 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         return {"several_labels": self._coding.several, "calibration": numbers}, {"classes": self.classes_}
 
     def _restore(self, header: dict[str, Any], arrays: dict[str, Array]) -> None:
-        self._set_coding(Coding(arrays["classes"], bool(header.get("several_labels", False))))
+        self._coding = Coding(arrays["classes"], bool(header["several_labels"]))
+        self.classes_ = self._coding.classes
         outputs = self.gp_.leave_one_out().targets.shape[1]
         if len(np.unique(self.classes_)) != outputs:
             raise ValueError(f"{len(self.classes_)} classes for {outputs} outputs")
@@ -363,9 +356,6 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.classifier_tags.multi_label = True
         return tags
-
-    def _set_coding(self, coding: Coding) -> None:
-        self._coding, self.classes_ = coding, coding.classes
 
     def _moments(self, X: Any, K: Any, diagonal: Any) -> tuple[Floats, Floats]:
         """Mean (M, classes) and the variance (M,) that probabilities are made with: 0 where it is left out."""
@@ -383,10 +373,9 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         if not self.gp_.cheap_variances:
             variance = np.zeros(len(mean))
         self.loo_error_, found = math.nan, known or Calibration(1.0, 0.0, True)
-        self.loo_predictions_ = self._coding.labels(mean)
-        wrong = np.empty(0, bool)
+        self.loo_predictions_, wrong = self._coding.labels(mean), np.empty(0, bool)
         if len(mean):
-            wrong = (self._coding.labels(mean) != self._coding.labels(targets)).reshape(len(mean), -1).any(1)
+            wrong = self._coding.wrong(mean, targets)
             self.loo_error_ = float(wrong.mean())
             found = known or fitted_calibration(self._coding, mean, variance, targets)
         self._calibration, self.temperature_, self.label_noise_ = found, found.temperature, found.label_noise

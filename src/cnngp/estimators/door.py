@@ -30,7 +30,7 @@ from cnngp.common.errors import is_number
 from cnngp.datasets.augmentation import Copies
 from cnngp.gp.leave_one_out import check_groups
 from cnngp.matrix.store.store import verified
-from cnngp.network.layers import Conv, ConvTranspose, Dense, Network, as_layer
+from cnngp.network.layers import Conv, ConvTranspose, Dense, as_layer
 from cnngp.network.shapes import check_input_shape, shape_text
 from cnngp.network.walk import leaves
 
@@ -72,15 +72,6 @@ class Training:
     weight: Floats | None = None
     """What the noise of an image is divided by; None where that is 1 for all."""
 
-    def at(self, rows: NDArray[np.intp]) -> Training:
-        """Some of the images, with all that is said of them."""
-        parts = {name: getattr(self, name) for name in ("y", "names", "groups", "image_noise", "weight")}
-        some: dict[str, Any] = {name: None if values is None else values[rows] for name, values in parts.items()}
-        if some["groups"] is not None:
-            some["groups"] = check_groups(some["groups"], len(rows))
-        images = None if self.images is None else Images(self.images.at(rows), self.images.dtype)
-        return Training(images, K=None if self.K is None else to_numpy(self.K[:])[np.ix_(rows, rows)], **some)
-
 
 def read_training(
     estimator: BaseEstimator,
@@ -89,15 +80,10 @@ def read_training(
     y: Any,
     K: Any,
     read: Callable[[Any], Array],
-    *,
     numbers: bool = False,
-    names: Any = None,
-    image_noise: Any = None,
-    groups: Any = None,
-    sample_weight: Any = None,
-    class_weight: Any = None,
+    **said: Any,
 ) -> Training:
-    """What a fit was given, without the images of weight 0; `read` checks the labels, or targets that are `numbers`."""
+    """What a fit was given, `said` as in `described`; `read` checks the labels, or targets that are `numbers`."""
     X, y, K = (known_array(given, name) for given, name in ((X, "X"), (y, "y"), (K, "K")))
     for name, asked in (("learn", request.learning), ("inducing", request.inducing)):
         if asked is not None and K is not None:
@@ -115,13 +101,19 @@ def read_training(
     images = None
     if X is not None:
         images, y = _read_images(estimator, request, X, y, numbers)
-        if request.input_shape is None:
-            warn_of_channels_last(images.shape)
-    if groups is None and isinstance(X, Copies):
-        groups = X.groups
-    training = described(images, read(y), K, names, image_noise, groups, sample_weight, class_weight)
-    for name, said in (("sample_weight or class_weight", training.weight), ("image_noise", image_noise)):
-        if said is not None and request.inducing is not None:
+        shape = images.shape
+        if request.input_shape is None and len(shape) == 4 and shape[3] in (1, 3, 4) and shape[1] == shape[2] > 4:
+            warnings.warn(
+                f"X has shape {shape}, read as {shape[1]} channels of {shape[2]} × {shape[3]}; if the channels come "
+                f"last, give X.transpose(0, 3, 1, 2), else say so with input_shape={shape[1:]}",
+                UserWarning,
+                stacklevel=4,
+            )
+    if said.get("groups") is None and isinstance(X, Copies):
+        said["groups"] = X.groups
+    training = described(images, read(y), K, **said)
+    for name, known in (("sample_weight or class_weight", training.weight), ("image_noise", training.image_noise)):
+        if known is not None and request.inducing is not None:
             raise DataError(ONLY_EXACT.format(name))
     return training
 
@@ -130,6 +122,7 @@ def described(
     images: Images | None,
     y: Array,
     K: Any = None,
+    *,
     names: Any = None,
     image_noise: Any = None,
     groups: Any = None,
@@ -143,8 +136,14 @@ def described(
         raise DataError(f"{len(names)} names for {n} images; give one name for each image")
     groups = None if groups is None else check_groups(to_numpy(groups, "groups"), n)
     image_noise = None if image_noise is None else _of_each(image_noise, n, "image_noise", "variances")
-    training = Training(images, y, K, names, groups, image_noise, weight)
-    return training if weight is None or weight.all() else training.at(np.flatnonzero(weight))
+    if weight is None or weight.all():
+        return Training(images, y, K, names, groups, image_noise, weight)
+    rows = np.flatnonzero(weight)
+    names, groups, image_noise = (None if a is None else a[rows] for a in (names, groups, image_noise))
+    images = None if images is None else Images(images.at(rows), images.dtype)
+    K = None if K is None else to_numpy(K[:])[np.ix_(rows, rows)]
+    groups = None if groups is None else check_groups(groups, len(rows))
+    return Training(images, y[rows], K, names, groups, image_noise, weight[rows])
 
 
 def _read_images(estimator: BaseEstimator, request: Request, X: Any, y: Any, numbers: bool) -> tuple[Images, Any]:
@@ -166,39 +165,23 @@ def _read_images(estimator: BaseEstimator, request: Request, X: Any, y: Any, num
         estimator.__dict__.pop("feature_names_in_", None)
         estimator.n_features_in_ = int(np.prod(X.shape[1:]))
     if not streamed or request.input_shape is not None:
-        X = as_image_shape(X, request.input_shape)
+        X = _as_image_shape(X, request.input_shape)
     if not streamed:
-        for term in () if request.recipe is None else request.recipe.terms:
-            _check_fits_rows(term.network, X)
+        for term in () if request.recipe is None or X.ndim > 2 else request.recipe.terms:
+            layers = (layer for _, layer in leaves(as_layer(term.network, "network")))
+            first = next((layer for layer in layers if isinstance(layer, Conv | ConvTranspose | Dense)), None)
+            if isinstance(first, Conv | ConvTranspose):
+                raise DataError(
+                    f"X holds rows of {X.shape[1]} numbers, but {first!r} needs images; give their shape, such as "
+                    "input_shape=(1, height, width)"
+                )
         X = np.asarray(as_images(X, request.working_type))
         # A model predicts by its training images, so it does not share them with a caller who may overwrite them.
         X = X.copy() if X is given or X.base is not None else X
     return Images(X, request.working_type, streamed), y
 
 
-def read_test(estimator: BaseEstimator, X: Any, fitted: Array, dtype: np.dtype[Any]) -> Array:
-    """Images to predict, of the shape of those that were `fitted`, as one array in the kernel's type."""
-    if X is None:
-        raise DataError("give images X, or K(test, training) as K=")
-    X = known_array(X, "X")
-    if axes(X) <= 2:
-        X = validate_data(estimator, check_real_rows(X), reset=False, dtype=[np.float64, np.float32])
-    pixels, shape = to_numpy(X), tuple(fitted.shape[1:])
-    images = in_shape(pixels, shape)
-    if images is None:
-        raise DataError(
-            f"X holds images of {shape_text(tuple(pixels.shape[1:]))}, but the model was fitted on "
-            f"{shape_text(shape)} (channels × size); bring them to that shape"
-        )
-    checked = np.asarray(as_images(images, dtype))
-    _warn_of_another_scale(checked, fitted)
-    return checked
-
-
-# ---- images ----------------------------------------------------------------------------------------------------------
-
-
-def as_image_shape(X: Array, input_shape: Any) -> Array:
+def _as_image_shape(X: Array, input_shape: Any) -> Array:
     """X as (N, C, …): arrays of 4 or 5 axes as they are, flat rows and 3 axes by `input_shape`.
 
     Without an `input_shape`, flat rows stay features of one location; three axes could be (N, H, W) or (N, C, L).
@@ -221,45 +204,34 @@ def as_image_shape(X: Array, input_shape: Any) -> Array:
     return images
 
 
-def warn_of_channels_last(shape: tuple[int, ...]) -> None:
-    """Tell the caller of an estimator's `fit` of images that look like (N, height, width, channels)."""
-    if len(shape) == 4 and shape[3] in (1, 3, 4) and shape[1] == shape[2] > 4:
+def read_test(estimator: BaseEstimator, X: Any, fitted: Array, dtype: np.dtype[Any]) -> Array:
+    """Images to predict, of the shape of those that were `fitted`, as one array in the kernel's type.
+
+    Pixels up to 255 for a model of pixels up to 1, or the other way round, give a warning.
+    """
+    if X is None:
+        raise DataError("give images X, or K(test, training) as K=")
+    X = known_array(X, "X")
+    if axes(X) <= 2:
+        X = validate_data(estimator, check_real_rows(X), reset=False, dtype=[np.float64, np.float32])
+    pixels, shape = to_numpy(X), tuple(fitted.shape[1:])
+    images = in_shape(pixels, shape)
+    if images is None:
+        raise DataError(
+            f"X holds images of {shape_text(tuple(pixels.shape[1:]))}, but the model was fitted on "
+            f"{shape_text(shape)} (channels × size); bring them to that shape"
+        )
+    checked = np.asarray(as_images(images, dtype))
+    high, usual = float(checked.max()), float(fitted.max())
+    other_scale = (high > 100.0 and usual <= 2.0) or (0.0 < high <= 1.0 and 100.0 < usual <= 255.0)
+    if other_scale and checked.ndim > 2 and float(checked.min()) >= 0.0:  # as files have them, and not blank
         warnings.warn(
-            f"X has shape {shape}, read as {shape[1]} channels of {shape[2]} × {shape[3]}; if the channels come last, "
-            f"give X.transpose(0, 3, 1, 2), else say so with input_shape={shape[1:]}",
+            f"X has pixels up to {high:g}, but the model was fitted on pixels up to {usual:g}; bring them to the "
+            f"same scale, as with X {'/' if high > 100.0 else '*'} 255",
             UserWarning,
             stacklevel=5,
         )
-
-
-def _warn_of_another_scale(images: Array, fitted: Array) -> None:
-    """Tell the caller of `predict` of pixels up to 255 for a model of pixels up to 1, or the other way round."""
-    if images.ndim < 3:
-        return
-    high, low = float(images.max()), float(images.min())
-    if low < 0.0 or high <= 0.0:  # not pixels as files have them, or blank
-        return
-    fitted_high = float(fitted.max())
-    if (high > 100.0 and fitted_high <= 2.0) or (high <= 1.0 and 100.0 < fitted_high <= 255.0):
-        warnings.warn(
-            f"X has pixels up to {high:g}, but the model was fitted on pixels up to {fitted_high:g}; bring them to the "
-            f"same scale, as with X {'/' if high > 100.0 else '*'} 255",
-            UserWarning,
-            stacklevel=6,
-        )
-
-
-def _check_fits_rows(network: Network, X: Array) -> None:
-    """Turn a convolution over flat rows into advice."""
-    weights = (
-        layer for _, layer in leaves(as_layer(network, "network")) if isinstance(layer, Conv | ConvTranspose | Dense)
-    )
-    first = next(weights, None)
-    if X.ndim == 2 and isinstance(first, Conv | ConvTranspose):
-        raise DataError(
-            f"X holds rows of {X.shape[1]} numbers, but {first!r} needs images; give their shape, such as "
-            "input_shape=(1, height, width)"
-        )
+    return checked
 
 
 def check_real_rows(X: Any) -> Any:
@@ -339,10 +311,9 @@ def _weights(sample_weight: Any, class_weight: Any, labels: Array) -> Floats | N
     if class_weight is not None:
         if class_weight != "balanced" and not isinstance(class_weight, Mapping):
             raise DataError(f"class_weight={class_weight!r}: expected None, 'balanced' or a dict of weights by class")
-        if isinstance(class_weight, Mapping):
-            wrong = [w for w in class_weight.values() if not is_number(w, least=0.0)]
-            if wrong:
-                raise DataError(f"class_weight holds {wrong[0]!r}; expected a weight of 0 or more for each class")
+        for w in class_weight.values() if isinstance(class_weight, Mapping) else ():
+            if not is_number(w, least=0.0):
+                raise DataError(f"class_weight holds {w!r}; expected a weight of 0 or more for each class")
         weight = compute_sample_weight(class_weight, labels)
     if sample_weight is not None:
         weight = weight * _of_each(sample_weight, len(labels), "sample_weight", "weights")

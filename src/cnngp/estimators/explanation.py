@@ -124,7 +124,7 @@ def slopes(kernel: RecipeKernel, X: Array, Z: Array, weights: Floats) -> Floats:
     """∂/∂x_m of Σ_j weights_mj k(x_m, z_j) for every image x_m of X, in the shape of X."""
     total = np.zeros(X.shape)
     for t in kernel.terms:
-        x, z = (to_numpy(t.once(images).array) for images in (X, Z))
+        x, z = (to_numpy(t.images(images).array) for images in (X, Z))
         found = _of_kernel(t.kernel, x, z, t.factor * weights)
         total += found if t.is_plain else _before(t.preparation, X, found)
     return total

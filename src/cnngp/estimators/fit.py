@@ -22,7 +22,6 @@ from cnngp.gp.checks import MatrixError
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.leave_one_out import with_new
 from cnngp.gp.linalg import blocks
-from cnngp.gp.near_copies import novelty
 from cnngp.gp.posterior import NEEDS_FACTOR, Posterior
 from cnngp.kernel.kernel import Kernel
 from cnngp.matrix.store.places import child
@@ -89,11 +88,9 @@ class Fit:
         K, step = asked.K, max(1, _CHUNK // self.posterior.points)
         if asked.images is not None and self.store is not None:  # under a name of its own for each pair of sets
             digest = hashlib.sha256()
-            for set_ in (asked.images, self.X):
-                assert set_ is not None
-                digest.update(str(set_.shape).encode() + np.ascontiguousarray(set_).data)
-            place = child(self.store, f"cross-{digest.hexdigest()[:16]}")
-            K = self.only_kernel.gram(asked.images, self.X, store=place)
+            for images in (asked.images, np.asarray(self.X)):
+                digest.update(str(images.shape).encode() + np.ascontiguousarray(images).data)
+            K = self.only_kernel(asked.images, self.X, store=child(self.store, f"cross-{digest.hexdigest()[:16]}"))
             step = K.chunks[0]
         if K is not None or asked.images is None:
             yield from ((rows, K[rows]) for rows in blocks(len(asked), step))
@@ -111,24 +108,23 @@ class Fit:
     def cross(self, images: Array) -> Any:
         """K(images, training)."""
         kernel = self.only_kernel
-        return kernel.gram(images, self.X, output=output_on(kernel.device), progress=False)
+        return kernel(images, self.X, output=output_on(kernel.device), progress=False)
 
     def among(self, images: Array) -> Any:
         """K(images, images)."""
         kernel = self.only_kernel
-        return kernel.gram(images, output=output_on(kernel.device))
+        return kernel(images, output=output_on(kernel.device))
 
     def mean(self, asked: Asked) -> Floats:
         return np.concatenate([to_numpy(self.posterior.mean(block)) for _, block in self.blocks(asked)])
 
     def moments(self, asked: Asked) -> tuple[Floats, Floats]:
         """Means (M, outputs) and variances (M,)."""
-        diagonal, found = self.diagonal(asked), []
+        diagonal, means, variances = self.diagonal(asked), [], []
         for rows, block in self.blocks(asked):
-            of_rows = self.posterior.mean(block), self.posterior.variance(block, diagonal[rows])
-            found.append([to_numpy(part) for part in of_rows])
-        mean, variance = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        return mean, variance
+            means.append(to_numpy(self.posterior.mean(block)))
+            variances.append(to_numpy(self.posterior.variance(block, diagonal[rows])))
+        return np.concatenate(means), np.concatenate(variances)
 
     def mean_and_covariance(self, images: Array) -> tuple[Floats, Floats]:
         K = self.cross(images)
@@ -146,11 +142,6 @@ class Fit:
         own = self.posterior.variances if self.X is None else self.only_kernel.diag(self.X)
         return to_numpy(own).astype(np.float64)
 
-    def novelty(self, asked: Asked) -> Floats:
-        """How unlike all images that it answers by each image is, (M,)."""
-        variances = self.variances
-        return self.over(asked, lambda block, diagonal: novelty(to_numpy(block), diagonal, variances))
-
     def of_points(self, values: Any) -> Any:
         """Of what is said of all training images, what is said of those that the posterior answers by."""
         if values is None or self.rows is None:
@@ -161,8 +152,7 @@ class Fit:
         """∂/∂pixel of the mean of one of the outputs for each image, in the shape of the images."""
         from .explanation import slopes
 
-        assert self.X is not None
-        return slopes(self.only_kernel, images, self.X, to_numpy(self.posterior.alpha)[:, outputs].T)
+        return slopes(self.only_kernel, images, np.asarray(self.X), to_numpy(self.posterior.alpha)[:, outputs].T)
 
     # ---- growing -------------------------------------------------------------------------------------------------
 
@@ -172,22 +162,22 @@ class Fit:
 
         from .inducing import Source
 
-        kernel, X, images = self.only_kernel, self.X, added.images
-        assert X is not None
+        kernel, X, n = self.only_kernel, np.asarray(self.X), len(Y)
+        images = added.images
         assert images is not None
-        report, posterior, began = self.report, copy.copy(self.posterior), time.perf_counter()
-        repeated, n, noise = 0, len(X) + len(Y), added.image_noise
+        posterior, began, repeated, noise = copy.copy(self.posterior), time.perf_counter(), 0, added.image_noise
         if added.weight is not None:
             less = posterior.noise / added.weight - posterior.noise
             noise = less if noise is None else noise + less
         if isinstance(posterior, ExactGP):
-            memory.require(8 * n * n, f"{n:,} images together", kernel.device)
+            together = len(X) + n
+            memory.require(8 * together * together, f"{together:,} images together", kernel.device)
             K_new_old, K_new = self.cross(images.pixels), self.among(images.pixels)
             X = np.concatenate([X, images.pixels])
             codes = Images(X, X.dtype).codes()
             repeated, computed = int(is_repeated(codes).sum()), time.perf_counter()
             # New images are groups of their own, but for those that equal others.
-            groups = left_out_together(with_new(posterior.groups, len(Y)), codes)
+            groups = left_out_together(with_new(posterior.groups, n), codes)
             posterior.add(K_new_old, K_new, Y, noise, groups, new_outputs)
         elif isinstance(posterior, InducingGP):  # which learns from other images without keeping them
             if len(new_outputs):
@@ -203,11 +193,11 @@ class Fit:
             raise MatrixError(NEEDS_FACTOR.format("adding a class" if len(new_outputs) else "adding images"))
         names = added.names
         if names is not None or self.names is not None:
-            both = ((self.names, report.images), (names, len(Y)))
-            names = np.concatenate([np.full(n, "") if a is None else a for a, n in both])
+            both = ((self.names, self.report.images), (names, n))
+            names = np.concatenate([np.full(count, "") if of is None else of for of, count in both])
         report = replace(
-            report,
-            images=report.images + len(Y),
+            self.report,
+            images=self.report.images + n,
             repeated=repeated,
             kernel_seconds=computed - began,
             solve_seconds=time.perf_counter() - computed,
@@ -249,7 +239,7 @@ class Fit:
         said: dict[str, Any] = {
             name: tuple(v) if isinstance(v, list) else v for name, v in dict(header["report"]).items()
         }
-        terms = []
+        report, terms = FitReport(**said), []
         for i, (term, factor) in enumerate(zip(recipe.terms, header["factors"], strict=True)):
             if not is_number(factor, least=0.0) or factor == 0:
                 raise ValueError(f"a factor of {factor!r}")
@@ -257,28 +247,27 @@ class Fit:
             preparation = as_preparation(term.preparation).restored(state, X.shape[1:])
             term.network.shapes(preparation.output_shape(X.shape[1:]))
             terms.append(TermKernel(term, make(term.network, term.symmetry), preparation, float(factor)))
-        kernel, report = RecipeKernel(terms), FitReport(**said)
+        kernel = RecipeKernel(terms)
         if X.dtype != kernel.dtype or not 2 <= X.ndim <= 5 or 0 in X.shape:
             raise ValueError(f"images of shape {X.shape} and type {X.dtype}")
         kinds: dict[str, type[Posterior]] = {gp.kind: gp for gp in (ExactGP, IterativeGP, InducingGP)}
         xp = array_module(kernel.device)
         posterior = kinds[header["posterior"]].restored(dict(header["state"]), arrays, xp)
-        left, rows = posterior.leave_one_out(), None
+        rows, images = None, posterior.points
         if posterior.kind == "inducing":
-            rows = arrays.get("inducing_rows", np.empty(0, np.intp))
-            some = len(rows) == len(X) and 0 <= rows.min() <= rows.max() < report.images if len(rows) else True
+            rows, images = arrays.get("inducing_rows", np.empty(0, np.intp)), report.images
+            some = len(rows) == len(X) and 0 <= rows.min() <= rows.max() < images if len(rows) else True
             if rows.ndim != 1 or rows.dtype.kind not in "iu" or not some:
-                raise ValueError(f"rows of shape {rows.shape} of {report.images} images for {len(X)} inducing images")
-        images = report.images if rows is not None else posterior.points
-        if not posterior.points == len(X) or not images == report.images == len(arrays.get("y", X)):
+                raise ValueError(f"rows of shape {rows.shape} of {images} images for {len(X)} inducing images")
+        if posterior.points != len(X) or not images == report.images == len(arrays.get("y", X)):
             raise ValueError(f"{len(X)} images for {posterior.points} points of {report.images} images")
-        if not np.isfinite(to_numpy(left.mean)).all():
+        if not np.isfinite(to_numpy(posterior.leave_one_out().mean)).all():
             raise ValueError("its predictions are not finite")
-        found = None
+        learned = None
         if header.get("learned") is not None:
             from .learning import Learned
 
-            found = Learned.from_dict(header["learned"])
-        fit = cls(posterior, report, kernel, recipe, X, rows, arrays.get("y"), arrays.get("names"), learned=found)
-        _ = report.verdict, report.rows(), str(found)  # can be shown
+            learned = Learned.from_dict(header["learned"])
+        fit = cls(posterior, report, kernel, recipe, X, rows, arrays.get("y"), arrays.get("names"), learned=learned)
+        _ = report.verdict, report.rows(), str(learned)  # can be shown
         return fit

@@ -30,7 +30,7 @@ from .fit import Fit
 from .kernels import RecipeKernel, kernel_of, unit_of
 from .labels import Targets
 from .recipe import Recipe
-from .request import Request
+from .request import Learning, Request
 from .training_images import Images, balanced, is_repeated, joined, left_out_together
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 # Of groups of images, of which learn= takes one image each.
 _FEWEST_GROUPS = 20
-# Times the largest variance: noise beyond it means that leave-one-out found nothing in the labels.
-_ONLY_NOISE = 1e3
 # A solve of no more images is over before anybody waits for it.
 _SOLVED_AT_ONCE = 1500
 
@@ -57,14 +55,35 @@ def fit(request: Request, training: Training, targets: Targets, tell: Tell = Non
     codes = images.codes()
     together = left_out_together(training.groups, codes)
     training = replace(training, groups=together if request.inducing is None else joined(together))
-    recipe, choice = _decided(request, training, images, targets, tell)
+    recipe = request.recipe
+    choice: Choice | None = None
+    # Where a matrix is given, or variances are to be learned, there is nothing to compare.
+    compare = not given and request.learning is None
+    if recipe is None or (request.preparation == "loo" and compare):
+        n, m = len(images), request.inducing
+        found = choose(
+            images,
+            targets,
+            request.make,
+            n * (n - 1) // 2 if m is None else n * (int(m) if isinstance(m, Integral) else len(m)),
+            request.effort,
+            training.groups,
+            among=None if recipe is None else preparations_of(recipe.main, images.at(slice(0, 1))),
+            compare=compare,
+            preparation=None if request.preparation == "loo" else request.preparation,
+            tell=tell,
+        )
+        recipe, choice = found.recipe, found if recipe is None else None
     if tell is not None and choice is not None:
         tell("chosen", choice)
-    recipe, found = _learned(request, training, images, targets, recipe)
+    learned = None
+    if request.learning is not None:
+        learned = _learned(request, request.learning, training, images, targets, recipe)
+        recipe = replace(recipe, terms=(replace(recipe.main, network=learned.network),))
     kernel = kernel_of(recipe, images, request.make)
     noise = request.noise_rule(choice is not None)
-    if found is not None and found.noise is not None and noise == 0 and request.inducing is None:
-        noise = found.noise * float(kernel.diag(images.some()).mean())
+    if learned is not None and learned.noise is not None and noise == 0 and request.inducing is None:
+        noise = learned.noise * float(kernel.diag(images.some()).mean())
     elif isinstance(request.network, Recipe) and not isinstance(noise, str):
         noise = float(noise * unit_of(kernel, recipe, images))
     if tell is not None and not given:
@@ -73,53 +92,23 @@ def fit(request: Request, training: Training, targets: Targets, tell: Tell = Non
         made = _exact(request, training, targets, kernel, noise)
     else:
         made = _inducing(request, training, images, targets, kernel, noise)
-    gp, report = made.posterior, replace(made.report, repeated=int(is_repeated(codes).sum()))
+    gp = made.posterior
     if isinstance(recipe.noise, str | None):
         known = None if given or images.streamed or gp.exact is None else to_numpy(gp.exact.variances)
         recipe = replace(recipe, noise=float(gp.noise / unit_of(kernel, recipe, images, known)))
-    if choice is not None:
-        seconds = None if given or request.store is not None else report.kernel_seconds
-        only_noise = request.noise is None and gp.noise > _ONLY_NOISE * gp.largest_variance
-        said = choice.text(seconds) + ("; to this network the targets look like noise" if only_noise else "")
-        report = replace(report, choice=said)
-    return replace(made, recipe=recipe, report=report, choice=choice, learned=found, y=training.y, names=training.names)
-
-
-def _decided(
-    request: Request, training: Training, images: Images, targets: Targets, tell: Tell
-) -> tuple[Recipe, Choice | None]:
-    """The recipe that was asked for, or one that is chosen; why, where the network was chosen.
-
-    Where a matrix is given, or variances are to be learned, there is nothing to compare.
-    """
-    asked, compare = request.recipe, training.K is None and request.learning is None
-    if asked is not None and (request.preparation != "loo" or not compare):
-        return asked, None
-    n, m = len(images), request.inducing
-    choice = choose(
-        images,
-        targets,
-        request.make,
-        n * (n - 1) // 2 if m is None else n * (int(m) if isinstance(m, Integral) else len(m)),
-        request.effort,
-        training.groups,
-        among=None if asked is None else preparations_of(asked.main, images.at(slice(0, 1))),
-        compare=compare,
-        preparation=None if request.preparation == "loo" else request.preparation,
-        tell=tell,
-    )
-    return choice.recipe, choice if asked is None else None
+    said = None if choice is None else str(choice)
+    report = replace(made.report, repeated=int(is_repeated(codes).sum()), choice=said)
+    made = replace(made, y=training.y, names=training.names, choice=choice, learned=learned)
+    return replace(made, recipe=recipe, report=report)
 
 
 def _learned(
-    request: Request, training: Training, images: Images, targets: Targets, recipe: Recipe
-) -> tuple[Recipe, Learned | None]:
-    """The recipe with the network's variances learned, where that was asked for."""
-    asked, groups, names = request.learning, training.groups, names_of(training.groups)
-    if asked is None:
-        return recipe, None
+    request: Request, asked: Learning, training: Training, images: Images, targets: Targets, recipe: Recipe
+) -> Learned:
+    """The network of the recipe with its variances learned."""
     from .learning import Problem, learned
 
+    names = names_of(training.groups)
     if names is not None and (count := len(np.unique(names))) < _FEWEST_GROUPS:
         raise DataError(
             f"learn= takes one image of each group, and {count} groups are too few to learn from (at least "
@@ -130,24 +119,23 @@ def _learned(
             "learn= finds one noise for all images; fit without image_noise, sample_weight and class_weight, or "
             "without learn"
         )
-    if asked.rule == "loo" and targets.no_label_twice(groups):
+    if asked.rule == "loo" and targets.no_label_twice(training.groups):
         raise DataError(
             "learn='loo' judges an image by others of its class, and no class has two images; use 'likelihood'"
         )
     seed = request.seed()
-    rows = balanced(targets.Y, asked.images, seed, groups)
+    rows = balanced(targets.Y, asked.images, seed, training.groups)
     given = kernel_of(recipe, images, request.make)
-    X = to_numpy(given.terms[0].once(images.at(rows)).array)
+    X = to_numpy(given.terms[0].images(images.at(rows)).array)
     kernel = Kernel(recipe.main.network, given.main.device, given.dtype, given.main.threads)
     noise = request.noise_rule(False)
     problem = Problem(kernel, X, targets.Y[rows], asked.rule, noise, request.amplitude, targets.slopes)
-    found = learned(problem, asked, seed)
-    return replace(recipe, terms=(replace(recipe.main, network=found.network),)), found
+    return learned(problem, asked, seed)
 
 
 def _exact(request: Request, training: Training, targets: Targets, kernel: RecipeKernel | None, noise: Noise) -> Fit:
     """The posterior of all images, by a factor of their matrix or, where that does not fit, by iteration over it."""
-    images, K, Y, store = training.images, training.K, targets.Y, request.store
+    images, K, Y, store, weight = training.images, training.K, targets.Y, request.store, training.weight
     given = K is not None
     device: ActualDevice = "cpu" if kernel is None else kernel.device
     entry = 8 if kernel is None else np.dtype(kernel.dtype).itemsize
@@ -158,34 +146,42 @@ def _exact(request: Request, training: Training, targets: Targets, kernel: Recip
     elif by_default:
         noise = 0.0
     if method != "cholesky":
-        for name, known in (("image_noise", training.image_noise), ("sample_weight or class_weight", training.weight)):
+        for name, known in (("image_noise", training.image_noise), ("sample_weight or class_weight", weight)):
             if known is not None:
                 raise DataError(ONLY_EXACT.format(name))
         if kernel is not None and not kernel.single:
             raise DataError(f"solver={method!r} is for a recipe of one term; use solver='cholesky' or inducing=")
+    told = []
     if noise == "loo" and targets.no_label_twice(training.groups):
         noise = 0.0
         if not by_default:
-            warnings.warn(
-                "noise='loo' judges an image by others of its class, and no class has two images; noise 0 is used",
-                UserWarning,
-                stacklevel=5,
-            )
-    if noise == 0 and training.weight is not None and training.weight.min() < training.weight.max():
-        warnings.warn(
+            told = ["noise='loo' judges an image by others of its class, and no class has two images; noise 0 is used"]
+    if noise == 0 and weight is not None and weight.min() < weight.max():
+        told.append(
             "sample_weight and class_weight divide the noise, which is 0 here, so all weights above 0 count the same; "
-            "give noise= a number, 'loo' or 'ml'",
-            UserWarning,
-            stacklevel=5,
+            "give noise= a number, 'loo' or 'ml'"
         )
-    compiling = 0.0
-    if kernel is not None and images is not None and not given and store is None:
-        compiling = kernel.prepare(images.at(slice(0, 1024)))  # with a store there may be nothing left to compute
-    start = time.perf_counter()
-    if kernel is not None and images is not None and not given:
-        K = _matrix(kernel, images, store)
-    computed = begun = time.perf_counter()
-    checked = {} if kernel is None or images is None else checked_sample(kernel, images.pixels, K, given)
+    for message in told:
+        warnings.warn(message, UserWarning, stacklevel=5)
+    checked: dict[str, Any] = {}
+    compiling, computing, engine = 0.0, 0.0, "given matrix"
+    if kernel is not None and images is not None:
+        if not given:
+            if store is None:  # with a store there may be nothing left to compute
+                compiling = kernel.prepare(images.at(slice(0, 1024)))
+            began = time.perf_counter()
+            try:
+                K = kernel(images.pixels, store=store, output=output_on(device))
+            except OtherMatrixError as error:
+                prepared = [t.term.preparation for t in kernel.terms if not t.is_plain]
+                if not prepared:
+                    raise
+                raise OtherMatrixError(
+                    f"{error}. (This fit prepares its images, by {prepared[0]!r}, so its matrix is not that of the "
+                    "plain images; preparation='plain' uses these)"
+                ) from None
+            computing, engine = time.perf_counter() - began, kernel.engine(images.shape[1:])
+        checked = checked_sample(kernel, images.pixels, K, given)
     posterior: Posterior
     if method == "cholesky":
         K = as_matrix(K)
@@ -193,7 +189,7 @@ def _exact(request: Request, training: Training, targets: Targets, kernel: Recip
         own = kernel is not None and not kernel.single and not given  # a sum, which is in float64 already
         A = float64_buffer(K, overwrite=own, on_gpu=device == "cuda")
         del K
-        begun = time.perf_counter()
+        began = time.perf_counter()
         doing = "choosing the noise and solving" if isinstance(noise, str) else "solving"
         with warnings.catch_warnings(), progress_bar(1, doing, "solve", wanted=len(Y) > _SOLVED_AT_ONCE, delay=0.0):
             if by_default:  # nobody asked for a search, so the report says it instead
@@ -204,7 +200,7 @@ def _exact(request: Request, training: Training, targets: Targets, kernel: Recip
                 noise=noise,
                 amplitude=request.amplitude,
                 point_noise=training.image_noise,
-                weights=training.weight,
+                weights=weight,
                 overwrite=True,
                 rounding=float(np.finfo(np.float32 if precision.itemsize <= 4 else np.float64).eps),
                 groups=training.groups,
@@ -214,24 +210,11 @@ def _exact(request: Request, training: Training, targets: Targets, kernel: Recip
         from cnngp.gp.iterative import IterativeGP
         from cnngp.gp.solving.matrices import SymmetricMatrix
 
-        posterior = IterativeGP(
-            SymmetricMatrix(K),
-            Y,
-            array_module(device),
-            noise=noise,
-            amplitude=request.amplitude,
-            seed=request.seed(),
-            groups=training.groups,
-        )
-    report = FitReport(
-        len(Y),
-        "given matrix" if given or kernel is None or images is None else kernel.engine(images.shape[1:]),
-        computed - start,
-        time.perf_counter() - begun,
-        method=method,
-        compile_seconds=compiling,
-        **checked | measured(posterior),
-    )
+        began = time.perf_counter()
+        options: dict[str, Any] = {"noise": noise, "amplitude": request.amplitude, "groups": training.groups}
+        posterior = IterativeGP(SymmetricMatrix(K), Y, array_module(device), seed=request.seed(), **options)
+    numbers = checked | measured(posterior) | {"method": method, "compile_seconds": compiling}
+    report = FitReport(len(Y), engine, computing, time.perf_counter() - began, **numbers)
     return Fit(posterior, report, kernel, X=None if images is None else images.pixels, store=store)
 
 
@@ -267,21 +250,6 @@ def _choose_solver(asked: Method, n: int, K: Any, store: bool, entry: int, noise
     return "cholesky"
 
 
-def _matrix(kernel: RecipeKernel, images: Images, store: Any) -> Any:
-    if store is None:
-        return kernel.gram(images.pixels, output=output_on(kernel.device))
-    try:
-        return kernel.gram(images.pixels, store=store)
-    except OtherMatrixError as error:
-        prepared = [t.term.preparation for t in kernel.terms if not t.is_plain]
-        if not prepared:
-            raise
-        raise OtherMatrixError(
-            f"{error}. (This fit prepares its images, by {prepared[0]!r}, so its matrix is not that of the "
-            "plain images; preparation='plain' uses these)"
-        ) from None
-
-
 def _inducing(
     request: Request, training: Training, images: Images, targets: Targets, kernel: RecipeKernel, noise: Noise
 ) -> Fit:
@@ -294,21 +262,15 @@ def _inducing(
     compiling = 0.0 if request.store is not None else kernel.prepare(images.at(slice(0, 2)))
     start = time.perf_counter()
     posterior, chosen = fit_inducing(source, asked, request.amplitude)
-    above: dict[str, Any] = {}
+    numbers: dict[str, Any] = {"method": "inducing", "compile_seconds": compiling}
     if targets.wrong is not None and (few := pilot(source, asked, targets.wrong)) is not None:
         left = posterior.leave_one_out()
         error = float(targets.wrong(to_numpy(left.mean), to_numpy(left.targets)).mean())
         of = left.rows if groups is None else np.unique(groups[left.rows])
-        above = dict(zip(("excess", "excess_uncertainty"), excess(*few, error, len(of)), strict=True))
+        numbers["excess"], numbers["excess_uncertainty"] = excess(*few, error, len(of))
     begun = time.perf_counter()
     sample = chosen.Z[:64]
-    report = FitReport(
-        len(targets.Y),
-        kernel.engine(images.shape[1:]),
-        begun - start,
-        time.perf_counter() - begun,
-        method="inducing",
-        compile_seconds=compiling,
-        **checked_sample(kernel, sample, to_numpy(kernel(sample)), given=False) | measured(posterior) | above,
-    )
+    numbers |= checked_sample(kernel, sample, to_numpy(kernel(sample)), given=False) | measured(posterior)
+    engine, checking = kernel.engine(images.shape[1:]), time.perf_counter() - begun
+    report = FitReport(len(targets.Y), engine, begun - start, checking, **numbers)
     return Fit(posterior, report, kernel, X=chosen.Z, rows=chosen.rows, store=request.store)

@@ -94,9 +94,9 @@ class Source:
         """Of an image that may be chosen: its pixels, and its kernels with the m that are."""
         return int(self.images.dtype.itemsize * (m + np.prod(self.images.shape[1:])))
 
-    def block(self, inducing: int) -> int:
-        """Images whose kernels with the inducing ones are worked on at a time."""
-        return max(1, _ENTRIES[self.kernel.device] // inducing)
+    def block(self, m: int) -> int:
+        """Images whose kernels with m inducing ones are worked on at a time."""
+        return max(1, _ENTRIES[self.kernel.device] // m)
 
     def columns(self, X: Any, Z: Array, rows: Codes | None = None) -> Any:
         """K(X, Z) where the kernel's device is, or in a store inside `store`, so that a killed fit goes on.
@@ -108,7 +108,7 @@ class Source:
         digest = hashlib.sha256(f"{self.kernel.fingerprint} {self.images.shape} {Z.shape}".encode())
         for array in (np.arange(0) if rows is None else rows, Z):
             digest.update(np.ascontiguousarray(array).data)
-        return self.kernel.gram(X, Z, store=child(self.store, f"inducing-{digest.hexdigest()[:16]}"))
+        return self.kernel(X, Z, store=child(self.store, f"inducing-{digest.hexdigest()[:16]}"))
 
     def rows_of(self, columns: Sequence[Any], rows: slice | Codes) -> Any:
         """K(X[rows], Z) from K(X, Z) in parts, arrays of `xp` or of Zarr."""
@@ -142,10 +142,9 @@ def asked_for(images: Images, inducing: Any) -> int | Chosen:
     """How many images are to be chosen, or those that the caller has chosen: row numbers, or images of their own."""
     n, shape = len(images), images.shape[1:]
     if isinstance(inducing, Integral):
-        m = int(inducing)
-        if not 1 <= m <= n or inducing is True:
-            raise DataError(f"inducing={inducing}: expected between 1 and the {n:,} training images")
-        return m
+        if not 1 <= int(inducing) <= n or inducing is True:
+            raise DataError(f"inducing={int(inducing)}: expected between 1 and the {n:,} training images")
+        return int(inducing)
     given = to_numpy(inducing, "inducing")
     if given.ndim == 1 and given.dtype.kind in "iu" and len(given):
         rows = np.unique(given.astype(np.intp))
@@ -184,9 +183,7 @@ def choose(source: Source, m: int, reserved: Codes, rng: np.random.Generator, ro
     X, targets = images.at(slice(0, n) if all_of_them else pool), source.Y[pool]
     # Two equal images in one round would make the matrix of the chosen singular.
     group = np.where(is_repeated(Images(X, X.dtype).codes()), 2, np.isin(pool, reserved))
-    at = np.empty(0, np.intp)
-    columns: list[Any] = []
-    errors = rng.random(len(pool))
+    at, columns, errors = np.empty(0, np.intp), [], rng.random(len(pool))
     for part in np.array_split(np.arange(m), min(_ROUNDS, m)):
         group[at] = 3
         new = np.sort(np.lexsort((-errors, group))[: len(part)])
@@ -203,12 +200,11 @@ def _errors(source: Source, columns: Sequence[Any], at: Codes, targets: Floats) 
     xp = source.xp
     K = float64_buffer(source.rows_of(columns, at), overwrite=True)
     factor, _ = factorised(K, _NOISE * float(K.diagonal().mean()))
-    alpha = factor.solve(xp.asarray(targets[at]))
-    errors = np.empty(len(targets))
+    alpha, found = factor.solve(xp.asarray(targets[at])), []
     for rows in blocks(len(targets), source.block(len(at))):
         mean = to_numpy(source.rows_of(columns, rows).astype(xp.float64) @ alpha)
-        errors[rows] = ((mean - targets[rows]) ** 2).sum(1)
-    return errors
+        found.append(((mean - targets[rows]) ** 2).sum(1))
+    return np.concatenate(found)
 
 
 # ---- the fit ---------------------------------------------------------------------------------------------------------
@@ -220,7 +216,14 @@ def fit_inducing(source: Source, asked: int | Chosen, amplitude: Amplitude = "ml
     m = asked if isinstance(asked, int) else len(asked.Z)
     share = min(max(n // _SHARE, _FEWEST_KEPT), SAMPLE)
     reserves = isinstance(asked, int) and 2 * share <= n - m
-    sample = _sample(n, share if reserves else min(n, SAMPLE), groups, np.random.default_rng(source.seed))
+    size, rng = share if reserves else min(n, SAMPLE), np.random.default_rng(source.seed)
+    if groups is None:
+        sample = np.sort(rng.choice(n, size, replace=False))
+    elif len(sample := whole_groups(groups, size, rng)) > SAMPLE:
+        raise DataError(
+            f"the smallest of the groups has {len(sample):,} images, and inducing= leaves at most {SAMPLE:,} out "
+            "together; give smaller groups, or fit the exact model without inducing="
+        )
     reserves = reserves and 2 * len(sample) <= n - m
     need = 8 * m * ((1 + len(_DISCOUNTS)) * m + 4 * min(source.block(m), n) + 4 * len(sample))
     need += source.images.dtype.itemsize * m * m
@@ -248,19 +251,6 @@ def fit_inducing(source: Source, asked: int | Chosen, amplitude: Amplitude = "ml
         loss=source.loss,
     )
     return gp, chosen
-
-
-def _sample(n: int, size: int, groups: Codes | None, rng: np.random.Generator) -> Codes:
-    """Rows of the images that leave-one-out predicts, sorted; of a group all or none."""
-    if groups is None:
-        return np.sort(rng.choice(n, size, replace=False))
-    rows = whole_groups(groups, size, rng)
-    if len(rows) > SAMPLE:
-        raise DataError(
-            f"the smallest of the groups has {len(rows):,} images, and inducing= leaves at most {SAMPLE:,} out "
-            "together; give smaller groups, or fit the exact model without inducing="
-        )
-    return rows
 
 
 # ---- how far off -----------------------------------------------------------------------------------------------------

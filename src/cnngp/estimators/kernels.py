@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -20,12 +20,13 @@ from cnngp.matrix.gram import gram
 from cnngp.matrix.store.places import child
 from cnngp.matrix.tile_size import expected_seconds
 from cnngp.network import placed
-from cnngp.network.layers import Network
 
 from .recipe import Recipe, Term
 from .training_images import Images
 
 Array = NDArray[Any]
+
+_elements = lru_cache(maxsize=1024)(placed.elements_of)
 
 
 @dataclass
@@ -42,25 +43,20 @@ class TermKernel:
     def is_plain(self) -> bool:
         return bool(self.term.preparation == "plain")
 
-    def images(self, X: Array | Images) -> Any:
-        """Images as this kernel takes them. Those of the last set are kept, as training images come again and again."""
+    def images(self, X: Array | Images, again: bool = False) -> Any:
+        """Images as this kernel takes them; those that come `again`, as training images do, are kept."""
         if isinstance(X, Images):
             if X.streamed:
                 return X.pixels if self.is_plain else PreparedRows(X, self)
             X = np.asarray(X.pixels)
         if self.is_plain:
             return CheckedImages(X)
-        if self._seen[0] is not X:
-            prepared = self.preparation.transform(X)
-            self._seen = X, CheckedImages(np.asarray(as_images(prepared, np.dtype(self.kernel.dtype))))
-        return self._seen[1]
-
-    def once(self, X: Array | Images) -> Any:
-        """The same of images that do not come again."""
-        seen = self._seen
-        found = self.images(X)
-        self._seen = seen
-        return found
+        if self._seen[0] is X:
+            return self._seen[1]
+        prepared = CheckedImages(np.asarray(as_images(self.preparation.transform(X), np.dtype(self.kernel.dtype))))
+        if again:
+            self._seen = X, prepared
+        return prepared
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_seen": (None, None)}
@@ -70,9 +66,8 @@ class PreparedRows:
     """Images that stay where they are, each prepared when it is read."""
 
     def __init__(self, images: Images, term: TermKernel) -> None:
-        self._images, self._term = images, term
+        self._images, self._term, self.dtype = images, term, images.dtype
         self.shape = (len(images), *term.preparation.output_shape(images.shape[1:]))
-        self.dtype = images.dtype
 
     def __len__(self) -> int:
         return int(self.shape[0])
@@ -80,7 +75,7 @@ class PreparedRows:
     def __getitem__(self, rows: Any) -> Array:
         if isinstance(rows, slice):
             rows = slice(*rows.indices(len(self)))
-        return to_numpy(self._term.once(self._images.at(rows)).array)
+        return to_numpy(self._term.images(self._images.at(rows)).array)
 
 
 class StoredSum:
@@ -103,44 +98,39 @@ class RecipeKernel:
     def __init__(self, terms: Sequence[TermKernel]) -> None:
         self.terms = tuple(terms)
         self.single = len(self.terms) == 1
-        self._first = self.terms[0].kernel
         self.main = max(self.terms, key=lambda t: t.term.weight).kernel
         """The kernel of the term of the largest weight."""
-        self.device: ActualDevice = self._first.device
-        self.dtype = self._first.dtype
+        self.device: ActualDevice = self.main.device
+        self.dtype = self.main.dtype
 
     def prepare(self, X: Array) -> float:
         """Compile what `kernel(X)` needs; the seconds that it took."""
-        return sum(t.kernel.prepare(t.once(X[:1024])) for t in self.terms)
+        return sum(t.kernel.prepare(t.images(X[:1024])) for t in self.terms)
 
-    def __call__(self, X: Any, Z: Any = None, *, output: Output = "numpy", progress: bool = True) -> Any:
-        return self.gram(X, Z, output=output, progress=progress)
-
-    def gram(self, X: Any, Z: Any = None, *, store: Any = None, output: Output = "numpy", progress: bool = True) -> Any:
+    def __call__(
+        self, X: Any, Z: Any = None, *, store: Any = None, output: Output = "numpy", progress: bool = True
+    ) -> Any:
         """K(X, Z), or K(X, X) where Z is None. In a store every term has a matrix of its own."""
-        total: Any = None
-        stored = []
+        found: list[Any] = []
         for t in self.terms:
-            a, b = (t.images(X), None) if Z is None else (t.once(X), t.images(Z))
-            if store is not None:  # that of one term may be filled by `gram`
-                place = store if self.single else child(store, t.term.store_name)
-                stored.append(gram(t.kernel, a, b, store=place))
-                continue
-            K = gram(t.kernel, a, b, output=output, progress=progress)
-            if self.single:
-                return K
-            K = K.astype(np.float64)
-            K *= t.factor
-            total = K if total is None else np.add(total, K, out=total)
-        if store is None:
-            return total
-        return stored[0] if self.single else StoredSum(stored, [t.factor for t in self.terms])
+            a, b = (t.images(X, again=True), None) if Z is None else (t.images(X), t.images(Z, again=True))
+            if store is None:
+                K = gram(t.kernel, a, b, output=output, progress=progress)
+                if self.single:
+                    return K
+                K = K.astype(np.float64)
+                K *= t.factor
+                found = [np.add(found[0], K, out=found[0])] if found else [K]
+            else:  # that of one term may be filled by `gram`
+                found.append(gram(t.kernel, a, b, store=store if self.single else child(store, t.term.store_name)))
+        return found[0] if store is None or self.single else StoredSum(found, [t.factor for t in self.terms])
 
     def diag(self, X: Any) -> NDArray[np.float64]:
         """k(x, x) of each image."""
-        if self.single:
-            return np.asarray(self._first.diag(self.terms[0].once(X)), np.float64)
-        return np.asarray(sum(t.factor * t.kernel.diag(t.once(X)).astype(np.float64) for t in self.terms))
+        each = (t.kernel.diag(t.images(X)).astype(np.float64) for t in self.terms)
+        return np.asarray(
+            next(each) if self.single else sum(t.factor * d for t, d in zip(self.terms, each, strict=True))
+        )
 
     @property
     def fingerprint(self) -> str:
@@ -152,59 +142,56 @@ class RecipeKernel:
 
     def engine(self, input_shape: Sequence[int]) -> str:
         """The engine that is used now, for people."""
-        shape = self.terms[0].preparation.output_shape(input_shape)
-        return f"{self.device} ({self._first.engine_for(shape).identity})"
+        first = self.terms[0]
+        return f"{self.device} ({first.kernel.engine_for(first.preparation.output_shape(input_shape)).identity})"
 
     def expected_seconds(self, X: Array, pairs: int) -> float:
         """How long `pairs` of such images take here, by timing a few of each term's."""
-        return sum(expected_seconds(t.kernel, t.once(X[:512]), pairs) for t in self.terms)
+        return sum(expected_seconds(t.kernel, t.images(X[:512]), pairs) for t in self.terms)
 
 
-def kernel_of(recipe: Recipe, images: Any, make: Any, scaled: bool = True) -> RecipeKernel:
-    """The recipe's kernel for training images (an `Images`): preparations fitted, every term scaled.
+def fitted_preparation(term: Term, images: Images) -> Preparation:
+    """A term's preparation, fitted to training images and their symmetric copies."""
+    preparation = as_preparation(term.preparation)
+    if term.preparation != "plain":
+        preparation.fit(images.some(), maps=() if term.symmetry is None else maps_of(term.symmetry))
+    return preparation
+
+
+def prepared(term: Term, X: Array) -> Array:
+    """Training images as a term's kernel sees them in a fit."""
+    return X if term.preparation == "plain" else fitted_preparation(term, Images(X, X.dtype)).transform(X)
+
+
+def kernel_of(recipe: Recipe, images: Images, make: Callable[..., Kernel], scaled: bool = True) -> RecipeKernel:
+    """The recipe's kernel for training images: preparations fitted, every term scaled.
 
     `make(network, symmetry)` makes a `Kernel`. A single term keeps the scale of its network; see `unit_of`.
     """
-    found = []
-    for term in recipe.terms:
-        preparation = as_preparation(term.preparation)
-        if term.preparation != "plain":
-            maps = () if term.symmetry is None else maps_of(term.symmetry)
-            preparation.fit(images.some(), maps=maps)
-        found.append(TermKernel(term, make(term.network, term.symmetry), preparation))
+    found = [TermKernel(t, make(t.network, t.symmetry), fitted_preparation(t, images)) for t in recipe.terms]
     if len(found) > 1 and scaled:
         few = images.some()
         for t in found:
-            mean = float(t.kernel.diag(t.once(few)).astype(np.float64).mean())
-            t.factor = t.term.weight / (mean if mean > 0.0 else 1.0)
+            t.factor = t.term.weight / _mean(t.kernel.diag(t.images(few)))
     return RecipeKernel(found)
 
 
-def unit_of(kernel: RecipeKernel, recipe: Recipe, images: Any, diagonal: NDArray[np.float64] | None = None) -> float:
+def unit_of(kernel: RecipeKernel, recipe: Recipe, images: Images, diagonal: NDArray[Any] | None = None) -> float:
     """What the recipe's noise is multiplied by for the matrix: of one term, which is not scaled, its mean diagonal.
 
     `diagonal` is that of these images, where it is known.
     """
     if not kernel.single:
         return 1.0
-    mean = float((kernel.diag(images.some()) if diagonal is None else diagonal).mean())
-    return (mean if mean > 0.0 else 1.0) / recipe.terms[0].weight
+    return _mean(kernel.diag(images.some()) if diagonal is None else diagonal) / recipe.terms[0].weight
 
 
-def prepared(term: Term, X: Array) -> Array:
-    """Training images as a term's kernel sees them in a fit."""
-    if term.preparation == "plain":
-        return X
-    maps = () if term.symmetry is None else maps_of(term.symmetry)
-    return as_preparation(term.preparation).fit(X, maps=maps).transform(X)
+def _mean(diagonal: NDArray[Any]) -> float:
+    mean = float(diagonal.astype(np.float64).mean())
+    return mean if mean > 0.0 else 1.0
 
 
 def elements_of(term: Term, input_shape: Sequence[int]) -> int:
     """Covariances for a pair of images, counting every pair that a symmetry adds."""
     shape = as_preparation(term.preparation).output_shape(input_shape)
     return max(1, _elements(term.network, shape)) * (1 if term.symmetry is None else len(maps_of(term.symmetry)))
-
-
-@lru_cache(maxsize=1024)
-def _elements(network: Network, shape: tuple[int, ...]) -> int:
-    return placed.elements_of(network, shape)

@@ -76,6 +76,10 @@ class Coding:
         """The labels that means, or targets, speak for."""
         return np.asarray((targets > 0.0).astype(np.int64) if self.several else self.classes[targets.argmax(1)])
 
+    def wrong(self, mean: Floats, targets: Floats) -> NDArray[np.bool_]:
+        """Which images are classified wrongly."""
+        return np.asarray((self.labels(mean) != self.labels(targets)).reshape(len(mean), -1).any(1))
+
     def choices(self, mean: Floats) -> Floats:
         """Means (choices, options) of all choices that are made for the images."""
         return np.stack([-mean.reshape(-1), mean.reshape(-1)], 1) if self.several else mean
@@ -110,11 +114,9 @@ def read_labels(y: Any) -> Array:
     if labels.dtype == object and all(isinstance(label, Integral | np.bool_) for label in labels):
         labels = np.array(labels.tolist())  # Python's own numbers
     if labels.dtype.kind in "fO":
-        missing = [
-            i for i, label in enumerate(labels) if label is None or (isinstance(label, float) and label != label)
-        ]
-        if missing:
-            raise DataError(f"y[{missing[0]}] is {labels[missing[0]]}; every image needs a label")
+        for i, label in enumerate(labels):
+            if label is None or (isinstance(label, float) and label != label):
+                raise DataError(f"y[{i}] is {label}; every image needs a label")
     check_classification_targets(labels)
     return np.asarray(labels)
 
@@ -209,6 +211,7 @@ class ClassTargets(_Targets):
 
     def __init__(self, coding: Coding, labels: NDArray[Any], weight: Floats | None = None) -> None:
         self.coding, self.Y, self.weight = coding, coding.targets(labels), weight
+        self.wrong = coding.wrong
 
     def loss(self, mean: Floats, targets: Floats) -> float:
         """Of leave-one-out means and targets, by which the noise is chosen."""
@@ -233,11 +236,6 @@ class ClassTargets(_Targets):
         smoothed = calibration.smoothed(self.coding.codes(targets), P.shape[1])
         losses = -(smoothed * np.log(np.maximum(P, np.finfo(np.float64).tiny))).sum(1)
         return np.asarray(losses.reshape(len(mean), -1).sum(1))
-
-    def wrong(self, mean: Floats, targets: Floats) -> NDArray[np.bool_]:
-        """Which images are classified wrongly."""
-        differ = self.coding.labels(mean) != self.coding.labels(targets)
-        return np.asarray(differ.reshape(len(mean), -1).any(1))
 
     def no_label_twice(self, groups: NDArray[np.intp] | None) -> bool:
         """Whether leave-one-out can be right about no image, because none of the others has its label."""

@@ -14,12 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cnngp.common.errors import is_number
-from cnngp.datasets.preparation import (
-    NAMED,
-    as_preparation,
-    preparation_from_json,
-    preparation_to_json,
-)
+from cnngp.datasets.preparation import NAMED, as_preparation, preparation_from_json, preparation_to_json
 from cnngp.gp.checks import check_noise
 from cnngp.gp.exact import Noise
 from cnngp.kernel.symmetry import Symmetry, check_symmetry
@@ -79,7 +74,11 @@ class Term:
     @property
     def name(self) -> str:
         """The term in a few words."""
-        return ", ".join(word for word in [zoo_name(self.network), self.said, self.symmetry or ""] if word)
+        return self.called(zoo_name(self.network))
+
+    def called(self, network: str) -> str:
+        """The term in a few words, by a name of its network."""
+        return ", ".join(filter(None, [network, self.said, self.symmetry]))
 
     @property
     def said(self) -> str:
@@ -87,11 +86,6 @@ class Term:
         steps = self.preparation if isinstance(self.preparation, tuple) else (self.preparation,)
         words = " then ".join(step if isinstance(step, str) else repr(step) for step in steps)
         return "" if words == "plain" else words
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the kernel is that of the network on the images as they are."""
-        return self.preparation == "plain" and self.symmetry is None
 
     @property
     def store_name(self) -> str:
@@ -106,6 +100,14 @@ class Term:
             "symmetry": self.symmetry,
             "weight": self.weight,
         }
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Term:
+        known = {"network", "preparation", "symmetry", "weight"}
+        if not isinstance(data, dict) or set(data) != known:
+            raise ValueError(f"a term has {', '.join(sorted(known))}")
+        preparation = preparation_from_json(data["preparation"])
+        return cls(serialize.from_json(data["network"]), preparation, data["symmetry"], data["weight"])
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ class Recipe:
             data = json.loads(text)
             if not isinstance(data, dict) or data.get("cnngp_recipe") != FORMAT:
                 raise ValueError('expected {"cnngp_recipe": 1, "terms": …} as to_json writes')
-            return cls(tuple(_term(term) for term in data["terms"]), data["noise"])
+            return cls(tuple(Term.from_dict(term) for term in data["terms"]), data["noise"])
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise RecipeError(f"not the JSON of a recipe: {error}") from None
 
@@ -174,19 +176,10 @@ class Recipe:
     def read(cls, path: str | Path) -> Recipe:
         """The recipe in a JSON file."""
         try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is no text"
-            raise RecipeError(f"{path} cannot be read: {why}") from None
-        try:
-            return cls.from_json(text)
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise RecipeError(f"{path} cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise RecipeError(f"{path} cannot be read: it is no text") from None
         except RecipeError as error:
             raise RecipeError(f"{path}: {error}") from None
-
-
-def _term(data: Any) -> Term:
-    known = {"network", "preparation", "symmetry", "weight"}
-    if not isinstance(data, dict) or set(data) != known:
-        raise ValueError(f"a term has {', '.join(sorted(known))}")
-    preparation = preparation_from_json(data["preparation"])
-    return Term(serialize.from_json(data["network"]), preparation, data["symmetry"], data["weight"])

@@ -26,6 +26,9 @@ from .labels import RealTargets
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
+Given = ImagesLike | None
+No = Literal[False]
+Yes = Literal[True]
 
 # How many times smaller errors have to be with the mean of the targets taken away, to warn that it was not.
 _MUCH = 2.0
@@ -79,7 +82,9 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         Y = training.y.reshape(len(training.y), -1)
         self._y_mean, self._y_std = np.zeros(Y.shape[1]), np.ones(Y.shape[1])
         if self.normalize_y:
-            spread = _standard_deviation(Y)
+            largest = np.abs(Y - Y.mean(0)).max(0)
+            scale = np.where(largest > 0.0, largest, 1.0)  # so that no square overflows
+            spread = scale * ((Y - Y.mean(0)) / scale).std(0)
             self._y_mean, self._y_std = Y.mean(0), np.where(spread > 0, spread, 1.0)
         self._fit(request, training, RealTargets((Y - self._y_mean) / self._y_std, training.weight), tell)
         self._warn_of_far_targets(Y)
@@ -89,34 +94,14 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
 
     @overload
     def predict(
-        self,
-        X: ImagesLike | None = None,
-        return_std: Literal[False] = False,
-        return_cov: Literal[False] = False,
-        *,
-        noise: bool = False,
-        K: Any = None,
+        self, X: Given = None, return_std: No = False, return_cov: No = False, *, noise: bool = False, K: Any = None
     ) -> Floats: ...
     @overload
     def predict(
-        self,
-        X: ImagesLike | None = None,
-        return_std: Literal[True] = ...,
-        return_cov: Literal[False] = False,
-        *,
-        noise: bool = False,
-        K: Any = None,
-        diagonal: Any = None,
+        self, X: Given = ..., return_std: Yes = ..., *, noise: bool = ..., K: Any = ..., diagonal: Any = ...
     ) -> tuple[Floats, Floats]: ...
     @overload
-    def predict(
-        self,
-        X: ImagesLike | None = None,
-        return_std: Literal[False] = False,
-        return_cov: Literal[True] = ...,
-        *,
-        noise: bool = False,
-    ) -> tuple[Floats, Floats]: ...
+    def predict(self, X: Given, *, return_cov: Yes, noise: bool = ...) -> tuple[Floats, Floats]: ...
     def predict(
         self,
         X: ImagesLike | None = None,
@@ -139,13 +124,11 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         if return_cov:
             if K is not None:
                 raise ValueError("return_cov needs the kernel between the test images; give X instead of K")
-            images = self._check_test(X)
-            mean, cov = self.fit_.mean_and_covariance(images)
+            mean, cov = self.fit_.mean_and_covariance(self._check_test(X))
             return self._restored(mean), self._in_units(cov + added * np.eye(len(cov)), 2)
-        if not return_std:
-            asked = self._asked(X, K)
-            return self._restored(self.fit_.mean(asked))
         asked = self._asked(X, K, diagonal)
+        if not return_std:
+            return self._restored(self.fit_.mean(asked))
         mean, variance = self.fit_.moments(asked)
         return self._restored(mean), self._in_units(np.sqrt(variance + added), 1)
 
@@ -273,14 +256,6 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
                 UserWarning,
                 stacklevel=3,
             )
-
-
-def _standard_deviation(Y: Array) -> Array:
-    """Of each column, without a square that overflows."""
-    away = Y - Y.mean(0)
-    largest = np.abs(away).max(0)
-    scale = np.where(largest > 0.0, largest, 1.0)
-    return np.asarray(scale * (away / scale).std(0))
 
 
 def _as_targets(y: Any) -> Floats:

@@ -108,25 +108,23 @@ class Request(Parameters):
         state = self.random_state
         if not is_whole(state, least=0) and not isinstance(state, np.random.RandomState | np.random.Generator | None):
             raise ValueError(f"random_state={state!r}: expected None, a generator of NumPy, or a number of 0 or more")
+        if self.learn is not None and not isinstance(self.learn, Learning) and self.learn not in RULES:
+            raise ValueError(f"learn={self.learn!r}: expected None, 'loo', 'likelihood' or a Learning")
         if isinstance(self.network, Recipe):
             if self.preparation is not None:
                 raise ValueError("preparation= beside a recipe, whose terms have their own; leave out one of them")
             if self.noise is not None and self.network.noise is not None:
                 raise ValueError("noise= beside a recipe that has one; leave out one of them")
-            if self.learning is not None:
+            if self.learn is not None:
                 raise DataError("learn= changes the variances of one network; give the network and not a recipe")
         kind = self.network.kind if isinstance(self.network, Kernel) else self.kind
-        if self.learning is not None and kind == "ntk":
+        if self.learn is not None and kind == "ntk":
             raise DataError("learn= follows the gradient of the Gaussian process's kernel; use kind='nngp' with it")
 
     @property
     def learning(self) -> Learning | None:
-        """What was asked for with `learn=`: None, a word, or all of it."""
-        if self.learn is None or isinstance(self.learn, Learning):
-            return self.learn
-        if self.learn in RULES:
-            return Learning(self.learn)
-        raise ValueError(f"learn={self.learn!r}: expected None, 'loo', 'likelihood' or a Learning")
+        """What was asked for with `learn=`, a word or all of it."""
+        return self.learn if self.learn is None or isinstance(self.learn, Learning) else Learning(self.learn)
 
     @cached_property
     def recipe(self) -> Recipe | None:

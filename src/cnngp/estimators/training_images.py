@@ -122,8 +122,13 @@ def balanced(
     drawn = np.random.default_rng(seed).permutation(len(Y))
     _, codes = np.unique(Y[drawn], axis=0, return_inverse=True)
     if 2 * (codes.max() + 1) <= len(Y):
-        turn = np.empty(len(Y), np.intp)  # which image of its class each one is
-        for code in range(codes.max() + 1):
-            turn[codes == code] = np.arange((codes == code).sum())
-        drawn = drawn[np.argsort(turn, kind="stable")]
+        drawn = drawn[in_turn(codes)]
     return drawn[:n] if shuffled else np.sort(drawn[:n])
+
+
+def in_turn(codes: Codes) -> Codes:
+    """An order in which the first image of each class, or group, comes before all second ones, and so on."""
+    turn = np.empty(len(codes), np.intp)
+    for code in range(codes.max() + 1):
+        turn[codes == code] = np.arange((codes == code).sum())
+    return np.argsort(turn, kind="stable")
