@@ -1,17 +1,26 @@
-"""The examples run, and give what their text says."""
+"""The examples run and give what their text says; so do the benchmarks of faults and of few labels, on little."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
+import random
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
+from benchmarks import small_data
+from benchmarks.faults.campaign import FOUND, REFUSED, SAME, Wrong, campaign, expect, refused, table
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+from cnngp.common.errors import StoreError
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
 
 
 def _load(name: str) -> ModuleType:
@@ -98,15 +107,82 @@ def test_with_gpytorch() -> None:
     assert found["variances too"] < found["scale and noise"] < 1.6
 
 
-MODULES = [
-    path for folder in ("benchmarks", "experiments") for path in sorted((EXAMPLES.parent / folder).rglob("[!_]*.py"))
-]
+MODULES = [path for folder in ("benchmarks", "experiments") for path in sorted((ROOT / folder).rglob("[!_]*.py"))]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(EXAMPLES.parent)))
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_benchmarks_and_experiments_can_be_imported(path: Path) -> None:
     """What measures the figures of the pages runs for minutes, and is not run here; at least its names are there."""
     if path.stem == "neural_tangents_worker":
         pytest.importorskip("jax")
-    module = importlib.import_module(".".join(path.relative_to(EXAMPLES.parent).with_suffix("").parts))
+    module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
     assert Path(module.__file__ or "") == path
+
+
+@pytest.mark.slow
+def test_every_method_gives_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = tmp_path / "rows.json"
+    small = ["--data", "digits", "--sizes", "60", "--test", "100", "--device", "cpu"]
+    arguments = [*small, "--steps", "100", "--seeds", "1"]
+    small_data.main([*arguments, "--json", str(written)])
+    rows = {row["method"]: row for row in json.loads(written.read_text())}
+    assert list(rows) == list(small_data.METHODS)
+    assert all(row["error"] < 0.2 for name, row in rows.items() if name.startswith("GP"))
+    assert all(row["error"] < 0.8 for row in rows.values())
+    assert rows["GP, default"]["chosen"].startswith("pooled_cnn-large-halved0")
+    assert rows["GP, default"]["error"] < rows["RBF SVM"]["error"]
+    assert "ResNet, tuned" in capsys.readouterr().out
+
+
+# ---- the campaign of faults: it runs, judges, and says when something is wrong ---------------------------------------
+
+
+class Fault:
+    name = "a fault"
+    promise = "none"
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __call__(self, rng: random.Random, folder: Path) -> str:
+        assert not list(folder.iterdir())
+        self.times += 1
+        expect(self.times != 2, "a wrong number")
+        if self.times == 3:
+            raise KeyError("raw")
+        return (SAME, FOUND, REFUSED)[self.times % 3]
+
+
+def test_a_campaign_counts_what_came_of_its_faults() -> None:
+    said: list[str] = []
+    [row] = campaign([Fault()], 0.01, 1, said.append)
+    assert row.outcomes[FOUND] >= 1
+    assert [text.split(": ")[1] for text in row.wrong] == ["Wrong", "KeyError"]
+    assert len(said) == 2
+    assert table([row]).splitlines()[-1].endswith("| 2 |")
+
+
+def test_an_error_is_a_refusal_only_if_it_is_one_line_of_ours() -> None:
+    def fail(error: Exception) -> None:
+        raise error
+
+    assert refused(lambda: 3) == 3
+    assert refused(lambda: fail(StoreError("it is full"))) is None
+    with pytest.raises(Wrong, match="not one line"):
+        refused(lambda: fail(StoreError("two\nlines")))
+    with pytest.raises(KeyError):
+        refused(lambda: fail(KeyError("raw")))
+
+
+def test_the_command_prints_a_table() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.faults",
+        *["--minutes", "0.03", "--seed", "3", "--only"],
+        "in a model file",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "| one bit flipped in a model file |" in done.stdout
+    assert "seed 3" in done.stdout

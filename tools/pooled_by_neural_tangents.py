@@ -1,4 +1,4 @@
-"""Writes the numbers of tests/kernel/test_pooling_rival.py: pooled kernels by neural-tangents 0.6.5, in float64.
+"""Writes the numbers of tests/network/test_reference.py: pooled kernels by neural-tangents 0.6.5, in float64.
 
     python tools/pooled_by_neural_tangents.py        # needs neural-tangents==0.6.5 jax==0.5.3, nothing of cnngp
 

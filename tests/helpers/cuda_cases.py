@@ -7,36 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from cnngp import (
-    GELU,
-    Abs,
-    AvgPool,
-    Conv,
-    ConvTranspose,
-    Cos,
-    Dense,
-    Elementwise,
-    Erf,
-    GlobalAvgPool,
-    Identity,
-    LayerNorm,
-    LeakyReLU,
-    NormalizedExp,
-    Rbf,
-    ReLU,
-    Sequential,
-    Sign,
-    Sin,
-    SquaredReLU,
-    Step,
-    Sum,
-    zoo,
-)
+from cnngp import AvgPool, Conv, ConvTranspose, Dense, GlobalAvgPool, Identity, Sequential, Sum, zoo
 from cnngp.kernel.check import compare
 from cnngp.kernel.engines.cuda.engine import KINDS, CudaEngine
 from cnngp.kernel.program import Kind, lower
-from cnngp.network import Network, reference
-from cnngp.network.layers import as_layer
+from cnngp.network import Network, NormalizedExp, Rbf, Sign, Sin, SquaredReLU, Step, reference
+from cnngp.network.layers import GELU, Abs, Cos, Elementwise, Erf, LayerNorm, LeakyReLU, ReLU, as_layer
+from helpers.kernels import error
+from helpers.networks import Case, of
 
 
 class OnCard:
@@ -108,145 +86,86 @@ def images(rng: np.random.Generator, n: int, shape: tuple[int, ...]) -> np.ndarr
     return x
 
 
-def error(K: np.ndarray, R: np.ndarray) -> float:
-    """The largest error in units of the largest entry; of a kernel that is zero everywhere, the error itself."""
-    largest = float(np.max(np.abs(R)))
-    return float(np.max(np.abs(K - R))) / (largest if largest > 0 else 1.0)
-
-
-C, R, D = Conv(3), ReLU(), Dense()
+C, R, D, ERF, GLOBAL, CB = Conv(3), ReLU(), Dense(), Erf(), GlobalAvgPool(), Conv(3, bias_var=0.1)
 BLOCK = Sum(Identity(), Sequential(R, C, R, C))
-NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
-    "no operations": (Sequential(D), (1,)),
+HALF, TWO = Conv(3, stride=2), AvgPool(2)
+NETWORKS: dict[str, Case] = {
+    "no operations": of((1,), D),
     "resnet": (zoo.resnet(14), (2, 12, 12)),
     "residual": (zoo.residual_cnn(), (1, 7, 9)),
     "convnet": (zoo.convnet(), (1, 28, 28)),
-    "wide convolutions": (Sequential(Conv(7), R, Conv(5, padding="valid"), R, D), (1, 32, 32)),
-    "uneven strides": (
-        Sequential(Conv(3, stride=(2, 3)), LeakyReLU(0.1), Conv(2, bias_var=0.3), Abs(), D),
-        (3, 11, 13),
+    "wide convolutions": of((1, 32, 32), Conv(7), R, Conv(5, padding="valid"), R, D),
+    "uneven strides": of((3, 11, 13), Conv(3, stride=(2, 3)), LeakyReLU(0.1), Conv(2, bias_var=0.3), Abs(), D),
+    "padding modes": of(
+        *((1, 10, 9), Conv(3, padding_mode="circular"), R, Conv((3, 5), padding_mode="reflect"), ReLU(2.0)),
+        *(Conv(3, dilation=2, padding_mode="replicate", stride=2), R, D),
     ),
-    "padding modes": (
-        Sequential(
-            *(Conv(3, padding_mode="circular"), R, Conv((3, 5), padding_mode="reflect"), ReLU(2.0)),
-            *(Conv(3, dilation=2, padding_mode="replicate", stride=2), R, D),
-        ),
-        (1, 10, 9),
-    ),
-    "transposed": (
-        Sequential(Conv(3, stride=2), R, ConvTranspose(3, stride=2), R, ConvTranspose(4, padding=1), Erf(), D),
-        (1, 9, 8),
-    ),
-    "smooth": (Sequential(Conv(3, weight_var=2.0), Erf(), C, GELU(), C, Sin(), C, Cos(), C, Rbf(0.7), D), (1, 6, 6)),
-    "angles": (
-        Sequential(
-            *(C, NormalizedExp(), Conv(3, bias_var=0.1), LayerNorm(), R),
-            *(C, SquaredReLU(), C, NormalizedExp(2.5), D),
-        ),
-        (1, 6, 6),
-    ),
-    "signs": (Sequential(C, Sign(), Conv(3, bias_var=0.1), LayerNorm(eps=0.1), Sign(), D), (1, 6, 5)),
-    "step": (Sequential(C, Step(), Conv(3, bias_var=0.1), Step(), D), (1, 6, 5)),
-    "skips in skips": (
-        Sequential(C, Sum(Sequential(R, C), Sequential(Conv(1, weight_var=0.5), BLOCK)), R, D),
-        (1, 8, 8),
-    ),
-    "loop": (Sequential(C, *[BLOCK] * 5, R, Conv(3, bias_var=0.5), GELU(), C, GELU(), C, D), (1, 5, 5)),
-    "folded, then not": (Sequential(C, R, Conv(3, stride=2), R, Conv(5), R, D), (1, 11, 12)),
-    "1-D": (Sequential(Conv(5, stride=2), R, C, R, D), (2, 40)),
-    "a long axis": (Sequential(C, R, D), (1, 700)),
-    "many rows": (Sequential(C, R, D), (1, 300, 9)),
-    "3-D": (Sequential(C, R, Conv(3, stride=2), R, D), (1, 4, 5, 6)),
-    "wider than a warp": (Sequential(Conv(3, stride=2), R, C, R, D), (1, 9, 40)),
+    "transposed": of((1, 9, 8), HALF, R, ConvTranspose(3, stride=2), R, ConvTranspose(4, padding=1), ERF, D),
+    "smooth": of((1, 6, 6), Conv(3, weight_var=2.0), ERF, C, GELU(), C, Sin(), C, Cos(), C, Rbf(0.7), D),
+    "angles": of((1, 6, 6), C, NormalizedExp(), CB, LayerNorm(), R, C, SquaredReLU(), C, NormalizedExp(2.5), D),
+    "signs": of((1, 6, 5), C, Sign(), CB, LayerNorm(eps=0.1), Sign(), D),
+    "step": of((1, 6, 5), C, Step(), CB, Step(), D),
+    "skips in skips": of((1, 8, 8), C, Sum(Sequential(R, C), Sequential(Conv(1, weight_var=0.5), BLOCK)), R, D),
+    "loop": of((1, 5, 5), C, *[BLOCK] * 5, R, Conv(3, bias_var=0.5), GELU(), C, GELU(), C, D),
+    "folded, then not": of((1, 11, 12), C, R, HALF, R, Conv(5), R, D),
+    "1-D": of((2, 40), Conv(5, stride=2), R, C, R, D),
+    "a long axis": of((1, 700), C, R, D),
+    "many rows": of((1, 300, 9), C, R, D),
+    "3-D": of((1, 4, 5, 6), C, R, HALF, R, D),
+    "wider than a warp": of((1, 9, 40), HALF, R, C, R, D),
     "one location": (zoo.dense_nngp(3, nonlinearity="erf"), (37,)),
-    "dense skips": (Sequential(D, Sum(Identity(), Sequential(R, Dense(bias_var=0.2))), GELU(), D), (5,)),
-    "wider than the input, folded": (Sequential(Conv(3, padding=2), R, C, R, D), (1, 12, 12)),
-    "lanes outside maps": (
-        Sequential(Conv(2, padding=((0, 3),), padding_mode="reflect"), R, Conv(3, padding=2), R, D),
-        (1, 5),
-    ),
-    "copies of one place": (
-        Sequential(
-            *(Conv((3, 1), padding_mode="replicate"), R, Conv(3, padding_mode="circular", bias_var=0.1), R),
-            *(Sum(Conv(1), Conv(1, stride=3, padding=1, bias_var=0.2)), D),
-        ),
-        (2, 1, 1),
+    "dense skips": of((5,), D, Sum(Identity(), Sequential(R, Dense(bias_var=0.2))), GELU(), D),
+    "wider than the input, folded": of((1, 12, 12), Conv(3, padding=2), R, C, R, D),
+    "lanes outside maps": of((1, 5), Conv(2, padding=((0, 3),), padding_mode="reflect"), R, Conv(3, padding=2), R, D),
+    "copies of one place": of(
+        *((2, 1, 1), Conv((3, 1), padding_mode="replicate"), R, Conv(3, padding_mode="circular", bias_var=0.1), R),
+        *(Sum(Conv(1), Conv(1, stride=3, padding=1, bias_var=0.2)), D),
     ),
 }
-POOLED: dict[str, tuple[Network, tuple[int, ...]]] = {
-    "LeNet": (Sequential(C, R, AvgPool(2), C, R, AvgPool(2), D), (1, 8, 8)),
-    "a pool of wide maps": (Sequential(C, R, AvgPool(2), C, R, D), (1, 4, 18)),
-    "global pool": (Sequential(*[C, R] * 3, GlobalAvgPool(), D), (2, 5, 7)),
-    "two pools": (
-        Sequential(
-            *(*[C, R] * 2, AvgPool(2), C, R, AvgPool(2), C, R, GlobalAvgPool(), Dense(bias_var=0.1), R, D),
-        ),
-        (3, 8, 8),
-    ),
-    "any pool at the end": (
-        Sequential(*[C, R] * 2, AvgPool(2), C, R, AvgPool((3, 2), (2, 1), (1, 0), False), D),
-        (1, 12, 8),
-    ),
-    "strides": (
-        Sequential(
-            *(C, BLOCK, R, Sum(Conv(1, stride=2), Sequential(Conv(3, stride=2), R, C)), BLOCK, R, GlobalAvgPool(), D),
-        ),
-        (1, 8, 8),
-    ),
-    "smooth pools": (
-        Sequential(Conv(3, bias_var=0.1), Erf(), AvgPool(2), Conv(5, bias_var=0.2), GELU(), GlobalAvgPool(), D),
-        (1, 8, 6),
-    ),
-    "pooled angles": (
-        Sequential(
-            *(Conv(3, bias_var=0.1), NormalizedExp(), AvgPool(2)),
-            *(C, LayerNorm(eps=0.1), SquaredReLU(), GlobalAvgPool(), D),
-        ),
-        (1, 8, 6),
-    ),
-    "sizes that do not halve": (
-        Sequential(Conv(3, padding="valid"), R, Conv(3, dilation=2), LeakyReLU(0.2), AvgPool(3, 2, 1), D),
-        (1, 9, 8),
+STRIDED = Sum(Conv(1, stride=2), Sequential(HALF, R, C))
+POOLED: dict[str, Case] = {
+    "LeNet": of((1, 8, 8), C, R, TWO, C, R, TWO, D),
+    "a pool of wide maps": of((1, 4, 18), C, R, TWO, C, R, D),
+    "global pool": of((2, 5, 7), *[C, R] * 3, GLOBAL, D),
+    "two pools": of((3, 8, 8), *[C, R] * 2, TWO, C, R, TWO, C, R, GLOBAL, Dense(bias_var=0.1), R, D),
+    "any pool at the end": of((1, 12, 8), *[C, R] * 2, TWO, C, R, AvgPool((3, 2), (2, 1), (1, 0), False), D),
+    "strides": of((1, 8, 8), C, BLOCK, R, STRIDED, BLOCK, R, GLOBAL, D),
+    "smooth pools": of((1, 8, 6), CB, ERF, TWO, Conv(5, bias_var=0.2), GELU(), GLOBAL, D),
+    "pooled angles": of((1, 8, 6), CB, NormalizedExp(), TWO, C, LayerNorm(eps=0.1), SquaredReLU(), GLOBAL, D),
+    "sizes that do not halve": of(
+        *((1, 9, 8), Conv(3, padding="valid"), R, Conv(3, dilation=2), LeakyReLU(0.2), AvgPool(3, 2, 1), D)
     ),
 }
 VALID = Conv(3, padding="valid")
 # Maps that shrink share the shifts of the largest.
-SHRINKING: dict[str, tuple[Network, tuple[int, ...]]] = {
+SHRINKING: dict[str, Case] = {
     "convolutional GP": (zoo.conv_gp(3, 2.0), (2, 7, 6)),
     "uneven patches": (zoo.conv_gp((2, 5), 2.0), (1, 6, 9)),
-    "same, then smaller twice": (Sequential(C, R, VALID, R, VALID, Erf(), GlobalAvgPool(), D), (1, 8, 9)),
-    "a pool of almost all": (Sequential(VALID, R, AvgPool(5, 1), D, R, D), (1, 9, 8)),
+    "same, then smaller twice": of((1, 8, 9), C, R, VALID, R, VALID, ERF, GLOBAL, D),
+    "a pool of almost all": of((1, 9, 8), VALID, R, AvgPool(5, 1), D, R, D),
 }
+AGAIN = C, R, AvgPool(4), ConvTranspose(3, padding="valid"), R
 # Pools that no faster kernel takes.
-GENERAL: dict[str, tuple[Network, tuple[int, ...]]] = {
-    "1-D pool": (Sequential(C, R, AvgPool(2), C, R, GlobalAvgPool(), D), (2, 9)),
-    "3-D pool": (Sequential(Conv(2, bias_var=0.1), R, AvgPool(2, 1), D), (1, 3, 4, 3)),
-    "a pool wider than a warp": (Sequential(Conv(3, stride=2), R, AvgPool((1, 2)), D), (1, 3, 40)),
-    "circular": (Sequential(Conv(3, padding_mode="circular"), R, GlobalAvgPool(), D), (1, 4, 5)),
-    "pool in a branch": (Sequential(C, Sum(Sequential(R, C), AvgPool(3, 1, 1)), R, AvgPool(2), D), (1, 5, 4)),
-    "bias alone": (
-        Sequential(Conv(3, padding=2, bias_var=0.2), R, ConvTranspose(2, stride=2), AvgPool(5), D),
-        (1, 3, 3),
-    ),
-    "one product of the images": (
-        Sequential(Conv(4, stride=5, padding=9, bias_var=0.6), R, GlobalAvgPool(), D),
-        (1, 3, 4),
-    ),
-    "a map again": (Sequential(C, R, AvgPool(4), ConvTranspose(3, padding="valid"), R, D), (1, 4, 4)),
-    "a map and a pool again": (
-        Sequential(C, R, AvgPool(4), ConvTranspose(3, padding="valid"), R, AvgPool(2), D),
-        (1, 4, 4),
-    ),
+GENERAL: dict[str, Case] = {
+    "1-D pool": of((2, 9), C, R, TWO, C, R, GLOBAL, D),
+    "3-D pool": of((1, 3, 4, 3), Conv(2, bias_var=0.1), R, AvgPool(2, 1), D),
+    "a pool wider than a warp": of((1, 3, 40), HALF, R, AvgPool((1, 2)), D),
+    "circular": of((1, 4, 5), Conv(3, padding_mode="circular"), R, GLOBAL, D),
+    "pool in a branch": of((1, 5, 4), C, Sum(Sequential(R, C), AvgPool(3, 1, 1)), R, TWO, D),
+    "bias alone": of((1, 3, 3), Conv(3, padding=2, bias_var=0.2), R, ConvTranspose(2, stride=2), AvgPool(5), D),
+    "one product of the images": of((1, 3, 4), Conv(4, stride=5, padding=9, bias_var=0.6), R, GLOBAL, D),
+    "a map again": of((1, 4, 4), *AGAIN, D),
+    "a map and a pool again": of((1, 4, 4), *AGAIN, TWO, D),
     # On three places two windows of a stride of two and their padding look like windows that move by one.
-    "like one by one, global": (Sequential(Conv(3, stride=2), R, GlobalAvgPool(), D), (1, 3, 6)),
-    "like one by one, 2 x 2": (Sequential(Conv(3, stride=2), R, AvgPool(2), D), (2, 3, 5)),
-    "a padded sum on a smaller map": (Sequential(VALID, R, C, R, GlobalAvgPool(), D), (1, 8, 8)),
+    "like one by one, global": of((1, 3, 6), HALF, R, GLOBAL, D),
+    "like one by one, 2 x 2": of((2, 3, 5), HALF, R, TWO, D),
+    "a padded sum on a smaller map": of((1, 8, 8), VALID, R, C, R, GLOBAL, D),
 }
 TANH, SOFTPLUS = Elementwise("tanh"), Elementwise("softplus")
-SERIES: dict[str, tuple[Network, tuple[int, ...]]] = {
-    "series": (Sequential(C, TANH, Conv(3, stride=2, bias_var=0.1), SOFTPLUS, D), (1, 5, 6)),
-    "series at one location": (Sequential(Dense(2.0), TANH, D, SOFTPLUS, D, Rbf(0.5), D), (7,)),
-    "series under a pool": (Sequential(C, TANH, AvgPool(2), Conv(2), TANH, GlobalAvgPool(), D), (1, 4, 4)),
+SERIES: dict[str, Case] = {
+    "series": of((1, 5, 6), C, TANH, Conv(3, stride=2, bias_var=0.1), SOFTPLUS, D),
+    "series at one location": of((7,), Dense(2.0), TANH, D, SOFTPLUS, D, Rbf(0.5), D),
+    "series under a pool": of((1, 4, 4), C, TANH, TWO, Conv(2), TANH, GLOBAL, D),
 }
 EVERY = NETWORKS | POOLED | SHRINKING | GENERAL | SERIES
 _DENSE = {"no operations", "one location", "dense skips", "copies of one place", "series at one location"}

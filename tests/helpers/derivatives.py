@@ -1,29 +1,154 @@
-"""Derivatives of nonlinearities that only gradients need: by one variance, and where blank images count as equal."""
+"""Derivatives in float64 NumPy, as plain as the reference: of nonlinearities by variances, of kernels by parameters.
+
+`gradient` is what the engines' gradients are tested against: the recursion of reference/ with the derivative by every
+parameter carried along. `by_differences` tests it in turn.
+
+Where a variance is exactly zero, the derivatives of a ReLU depend on the direction. There the two images count as
+equal: ∂V/∂K = 1/2 and ∂V/∂K₁ = 0. That is right for all weights, which cannot change such a variance, and for biases
+where both images are blank; where only one is, a bias_var of 0 has an infinite derivative, of which this is a finite
+part.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from cnngp import GELU, Abs, Conv, ConvTranspose, Cos, Dense, Elementwise, Erf, LayerNorm, Sequential, Sum
+from cnngp.network import Network, reference
+from cnngp.network.composition import check_network
 from cnngp.network.functions import as_callable
-from cnngp.network.layers import (
-    GELU,
-    Abs,
-    Cos,
-    Elementwise,
-    Erf,
-    LayerNorm,
-    LeakyReLU,
-    Nonlinearity,
-    NormalizedExp,
-    Rbf,
-    ReLU,
-    Sin,
-    SquaredReLU,
-)
-from cnngp.network.reference import Array, nonlinearity, nonlinearity_diagonal
-from cnngp.network.reference.formulas import derivative, expectation, numeric_derivative
+from cnngp.network.layers import Layer, LeakyReLU, Nonlinearity, NormalizedExp, Rbf, ReLU, Sin, SquaredReLU, as_layer
+from cnngp.network.reference import Array, Covariances, Maps, nonlinearity, nonlinearity_diagonal, propagate
+from cnngp.network.reference.covariances import pairwise
+from cnngp.network.reference.formulas import correlation, derivative, expectation, numeric_derivative
+from cnngp.network.walk import inside, name_of
+
+Slopes: TypeAlias = dict[str, Covariances]
+"""The derivatives of all covariances at one point of a network, by each parameter before it."""
+
+
+def gradient(net: Network, X: ArrayLike, Z: ArrayLike | None, G: ArrayLike) -> dict[str, float]:
+    """Σ_ij G_ij ∂K(x_i, z_j)/∂θ for each of `net.parameters()`; without Z, of the matrix of X with its exact diagonal.
+
+    >>> import numpy as np
+    >>> from cnngp import Dense
+    >>> gradient(Dense(weight_var=2.0, bias_var=1.0), np.eye(2), None, np.ones((2, 2)))
+    {'weight_var': 1.0, 'bias_var': 4.0}
+    """
+    x = np.asarray(X, dtype=np.float64)
+    z = x if Z is None else np.asarray(Z, dtype=np.float64)
+    layer = as_layer(net)
+    check_network(layer)
+    slopes = _carried(layer, reference.begin(layer, x, z).K, {}, "")[1]
+    found = {}
+    for name in layer.parameters():
+        matrix = slopes[name].xz.reshape(len(x), len(z))
+        if Z is None:
+            np.fill_diagonal(matrix, slopes[name].xx.ravel())
+        found[name] = float(np.sum(np.asarray(G) * matrix))
+    return found
+
+
+def _carried(net: Layer, V: Covariances, slopes: Slopes, place: str) -> tuple[Covariances, Slopes]:
+    match net:
+        case Sequential():
+            for where, layer in inside(net, place):
+                V, slopes = _carried(layer, V, slopes, where)
+            return V, slopes
+        case Sum():
+            branches = [_carried(branch, V, slopes, where) for where, branch in inside(net, place)]
+            total, added = branches[0]
+            for K, more in branches[1:]:
+                total = total + K
+                added = added | {name: added[name] + d if name in added else d for name, d in more.items()}
+            return total, added
+        case Conv() | ConvTranspose() | Dense():
+            moved, K = _all_after(replace(net, bias_var=0.0), slopes), _after(net, V)
+            moved[name_of(place, "weight_var")] = _after(replace(net, weight_var=1.0, bias_var=0.0), V)
+            moved[name_of(place, "bias_var")] = K.map(np.ones_like)
+            return K, moved
+        case Nonlinearity():
+            return _nonlinearity(net, V, slopes, place)
+        case _:  # linear, without parameters
+            return _after(net, V), _all_after(net, slopes)
+
+
+def _after(net: Layer, V: Covariances) -> Covariances:
+    return propagate(net, Maps(V)).K
+
+
+def _all_after(net: Layer, slopes: Slopes) -> Slopes:
+    """All behind a linear layer at once."""
+    parts = [[getattr(d, part) for d in slopes.values()] for part in ("xz", "xx", "zz")]
+    if not slopes:
+        return {}
+    out = _after(net, Covariances(*map(np.concatenate, parts), full=next(iter(slopes.values())).full))
+    split = (np.split(a, len(slopes)) for a in (out.xz, out.xx, out.zz))
+    return {name: Covariances(*of, out.full) for name, *of in zip(slopes, *split, strict=True)}
+
+
+def _nonlinearity(net: Nonlinearity, V: Covariances, slopes: Slopes, place: str) -> tuple[Covariances, Slopes]:
+    """dV = ∂V/∂K dK + ∂V/∂K₁ dK₁ + ∂V/∂K₂ dK₂, and of an image with itself, where the three are one, dV/dK dK."""
+    by_both = pairwise(partial(by_covariance, net), partial(by_own_variance, net), V)
+    by_first = pairwise(partial(by_variance, net), np.zeros_like, V)
+    by_second = pairwise(lambda K, K1, K2: by_variance(net, K, K2, K1), np.zeros_like, V)
+
+    def moved(d: Covariances) -> Covariances:
+        first = pairwise(lambda K, K1, K2: K1 + 0.0 * K, np.zeros_like, d)
+        second = pairwise(lambda K, K1, K2: K2 + 0.0 * K, np.zeros_like, d)
+        return _product(by_both, d) + _product(by_first, first) + _product(by_second, second)
+
+    carried = {name: moved(d) for name, d in slopes.items()}
+    return _after(net, V), carried | {name_of(place, name): own for name, own in _of_own_parameter(net, V).items()}
+
+
+def _product(a: Covariances, b: Covariances) -> Covariances:
+    return Covariances(a.xz * b.xz, a.xx * b.xx, a.zz * b.zz, a.full)
+
+
+def _of_own_parameter(net: Nonlinearity, V: Covariances) -> Slopes:
+    def by(of_pair: Any, of_one: Any = np.zeros_like) -> Covariances:
+        return pairwise(of_pair, of_one, V)
+
+    match net:
+        case ReLU(gain):
+            return {"gain": by(lambda *K: 2.0 * gain * nonlinearity(ReLU(), *K), lambda K: gain * K)}
+        case LeakyReLU(slope):
+            bend = 2.0 * (1.0 - slope)
+            return {"slope": by(lambda K, *own: K - bend * nonlinearity(ReLU(), K, *own), lambda K: slope * K)}
+        case Rbf():
+            return {"gamma": by(lambda K, K1, K2: (2.0 * K - K1 - K2) * nonlinearity(net, K, K1, K2))}
+        case NormalizedExp():
+            return {"gamma": by(lambda *K: (correlation(*K) - 1.0) * nonlinearity(net, *K))}
+        case _:
+            return {}
+
+
+def by_differences(
+    net: Network, X: np.ndarray, Z: np.ndarray | None, G: np.ndarray, names: Iterable[str] | None = None
+) -> dict[str, float]:
+    """The same of the reference by central differences of order four; one-sided where a variance is 0, the least."""
+    values = net.parameters()
+    found = {}
+    for name in values if names is None else names:
+        h = 2e-3 * (abs(values[name]) or 0.1)
+        steps, weights = (-2, -1, 1, 2), (1 / 12, -2 / 3, 2 / 3, -1 / 12)
+        if values[name] == 0.0:
+            steps, weights = (0, 1, 2, 3, 4), (-25 / 12, 4.0, -3.0, 4 / 3, -1 / 4)
+        moved = (net.with_parameters({name: values[name] + step * h}) for step in steps)
+        found[name] = sum(w * float(np.sum(G * reference.kernel(m, X, Z))) for w, m in zip(weights, moved, strict=True))
+        found[name] /= h
+    return found
+
+
+# ---- nonlinearities ------------------------------------------------------------------------------------------------
 
 
 def by_own_variance(net: Nonlinearity, K: Array) -> Array:

@@ -14,26 +14,9 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from cnngp import (
-    GELU,
-    Abs,
-    Conv,
-    ConvTranspose,
-    Cos,
-    Dense,
-    Erf,
-    Identity,
-    LayerNorm,
-    LeakyReLU,
-    NetworkError,
-    NormalizedExp,
-    Rbf,
-    ReLU,
-    Sequential,
-    Sin,
-    Sum,
-)
+from cnngp import Conv, ConvTranspose, Dense, Identity, Sequential, Sum
 from cnngp.network import Network
+from cnngp.network.layers import GELU, Abs, Cos, Erf, LayerNorm, LeakyReLU, NetworkError, NormalizedExp, Rbf, ReLU, Sin
 from cnngp.network.shapes import axis_maps, filter_size
 
 T = TypeVar("T")

@@ -8,34 +8,14 @@ description of the layers: what the reference is tested against.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
 import numpy as np
 
-from cnngp import (
-    GELU,
-    Abs,
-    AvgPool,
-    Conv,
-    ConvTranspose,
-    Cos,
-    Dense,
-    Erf,
-    GlobalAvgPool,
-    Identity,
-    LayerNorm,
-    LeakyReLU,
-    NormalizedExp,
-    Rbf,
-    ReLU,
-    Sequential,
-    Sign,
-    Sin,
-    SquaredReLU,
-    Step,
-    Sum,
-)
+from cnngp import Abs, AvgPool, Conv, ConvTranspose, Cos, Dense, GlobalAvgPool, Identity, Sequential, Sum
+from cnngp.network.layers import GELU, Erf, LayerNorm, LeakyReLU, NormalizedExp, Rbf, ReLU, Sign, Sin, SquaredReLU, Step
 
 
 def each(value, axes):
@@ -67,45 +47,31 @@ def copied_location(nu, n, mode):
             return -nu if nu < 0 else 2 * n - 2 - nu
 
 
-def conv_size(layer, size):
-    axes = len(size)
-    k, s, d = (each(v, axes) for v in (layer.kernel_size, layer.stride, layer.dilation))
-    return tuple((size[a] + sum(pads(layer, axes)[a]) - d[a] * (k[a] - 1) - 1) // s[a] + 1 for a in range(axes))
-
-
-def transposed_size(layer, size):
-    axes = len(size)
-    k, s, d, extra = (each(v, axes) for v in (layer.kernel_size, layer.stride, layer.dilation, layer.output_padding))
-    if layer.padding == "same":
-        return tuple(n * s[a] for a, n in enumerate(size))
-    border = [sum(pair) for pair in pads(layer, axes)]
-    return tuple((size[a] - 1) * s[a] - border[a] + d[a] * (k[a] - 1) + extra[a] + 1 for a in range(axes))
-
-
-def locations(size):
-    return itertools.product(*map(range, size))
-
-
 def fan_in_scale(layer, axes):
     return 1.0 / math.prod(each(layer.kernel_size, axes)) if layer.fan_in == "patch" else 1.0
 
 
+def axis_matrices(layer, a, axes, n):
+    """For each filter element of one axis the matrix from its n locations to those of the output."""
+    k, s, d = (each(v, axes)[a] for v in (layer.kernel_size, layer.stride, layer.dilation))
+    before, after = pads(layer, axes)[a]
+    if isinstance(layer, Conv):
+        out = (n + before + after - d * (k - 1) - 1) // s + 1
+        reads = [
+            [copied_location(mu * s + t * d - before, n, layer.padding_mode) for mu in range(out)] for t in range(k)
+        ]
+        return [np.array([[float(nu == m) for m in range(n)] for nu in row]).reshape(out, n) for row in reads]
+    extra = 0 if layer.padding == "same" else each(layer.output_padding, axes)[a]
+    out = n * s if layer.padding == "same" else (n - 1) * s - before - after + d * (k - 1) + extra + 1
+    # The adjoint of the convolution from the output's size: where a location would have been read, it is written.
+    return [np.array([[float(m * s + t * d - before == mu) for m in range(n)] for mu in range(out)]) for t in range(k)]
+
+
 def tap_matrices(layer, size):
-    """S_t of a convolution on a map of that size, for each filter element t."""
-    axes, out = len(size), conv_size(layer, size)
-    before = [b for b, _ in pads(layer, axes)]
-    stride, dilation = each(layer.stride, axes), each(layer.dilation, axes)
-    index = {nu: i for i, nu in enumerate(locations(size))}
-    for tap in itertools.product(*(range(k) for k in each(layer.kernel_size, axes))):
-        S = np.zeros((math.prod(out), math.prod(size)))
-        for row, mu in enumerate(locations(out)):
-            nu = tuple(
-                copied_location(mu[a] * stride[a] + tap[a] * dilation[a] - before[a], size[a], layer.padding_mode)
-                for a in range(axes)
-            )
-            if None not in nu:
-                S[row, index[nu]] = 1.0
-        yield S
+    """S_t of a convolution on a map of that size, for each filter element t, and the size of its output."""
+    every = [axis_matrices(layer, a, len(size), n) for a, n in enumerate(size)]
+    taps = [functools.reduce(np.kron, matrices) for matrices in itertools.product(*every)]
+    return taps, tuple(len(matrices[0]) for matrices in every)
 
 
 def mean_matrix(layer, size):
@@ -172,13 +138,7 @@ def walk(net, maps, size):
     """The covariances (X, X'), (X, X) and (X', X') of all locations after a network."""
     match net:
         case Conv() | ConvTranspose():
-            if isinstance(net, Conv):
-                out, taps = conv_size(net, size), list(tap_matrices(net, size))
-            else:  # the adjoint of the convolution from the output's size, from the outputs that exist
-                out = transposed_size(net, size)
-                rows = {m: i for i, m in enumerate(locations(conv_size(net, out)))}
-                kept = [rows[m] for m in locations(size)]
-                taps = [S[kept].T for S in tap_matrices(net, out)]
+            taps, out = tap_matrices(net, size)
             scale = net.weight_var * fan_in_scale(net, len(size))
             return [net.bias_var + scale * sum(S @ V @ S.T for S in taps) for V in maps], out
         case Dense():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from hypothesis import strategies as st
 
-from cnngp import Conv, ConvTranspose, Step
+from cnngp import Conv, ConvTranspose, Sequential, Step
 from cnngp.network import Network
 from helpers import generator
 from helpers.generator import RELU_LIKE, SMOOTH
@@ -64,3 +64,9 @@ def images(shape: tuple[int, ...], n: int, seed: int) -> np.ndarray:
 
 
 STEP = Step()
+Case: TypeAlias = tuple[Network, tuple[int, ...]]
+"""A network and the shape of an image that it takes."""
+
+
+def of(shape: tuple[int, ...], *layers: Network) -> Case:
+    return Sequential(*layers), shape

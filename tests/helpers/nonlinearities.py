@@ -13,23 +13,8 @@ from typing import Any
 import numpy as np
 from scipy import special
 
-from cnngp import (
-    GELU,
-    Abs,
-    Cos,
-    Elementwise,
-    Erf,
-    LayerNorm,
-    LeakyReLU,
-    NormalizedExp,
-    Rbf,
-    ReLU,
-    Sign,
-    Sin,
-    SquaredReLU,
-    Step,
-)
-from cnngp.network.layers import Nonlinearity
+from cnngp import GELU, Abs, Cos, Elementwise, Erf, LayerNorm
+from cnngp.network.layers import LeakyReLU, Nonlinearity, NormalizedExp, Rbf, ReLU, Sign, Sin, SquaredReLU, Step
 
 Function = Callable[[Any, float], Any]
 
@@ -87,9 +72,6 @@ SLOPES: dict[Nonlinearity, Function] = {
     GELU(): lambda x, s: special.ndtr(x) + x * np.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi),
     Elementwise("tanh"): lambda x, s: 1.0 / np.cosh(np.clip(x, -300.0, 300.0)) ** 2,
 }
-CLOSED = tuple(PHI)
-SMOOTH = tuple(SLOPES)
-"""Those with slopes and gradients."""
 ONE_OF_EACH: tuple[Nonlinearity, ...] = (
     ReLU(1.3), LeakyReLU(0.2), Abs(), Erf(), Step(), Sin(), Cos(), Rbf(0.4), GELU(), NormalizedExp(1.5), LayerNorm(),
     Sign(), SquaredReLU(), Elementwise("tanh"),

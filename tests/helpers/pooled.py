@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 from hypothesis import strategies as st
 
 from cnngp import AvgPool, Conv, Dense, GlobalAvgPool, Identity, NetworkError, Sequential, Sum
@@ -13,7 +14,7 @@ from cnngp.network.placed import placed
 
 from . import generator
 from .generator import Act, Choices, Spatial
-from .networks import Drawn, relu_like
+from .networks import Drawn, networks_with_shapes, relu_like
 
 MOST_COVARIANCES = 100_000  # of one layer in the reference, which carries them all
 
@@ -111,3 +112,18 @@ def pooled_networks(
     draw: st.DrawFn, act: st.SearchStrategy[Network] = relu_like, max_elements: int = 4000
 ) -> tuple[Network, tuple[int, ...]]:
     return network(Drawn(draw), lambda: draw(act), max_elements)
+
+
+def either(
+    act: st.SearchStrategy[Network], max_pixels: int = 400, max_elements: int = 4000
+) -> st.SearchStrategy[tuple[Network, tuple[int, ...]]]:
+    """Networks without pools and with them."""
+    return st.one_of(networks_with_shapes(act, max_pixels), pooled_networks(act, max_elements))
+
+
+def small_network(rng: np.random.Generator, pools: bool) -> tuple[Network, tuple[int, ...]]:
+    """A network of any layers that have derivatives, from a plain random generator."""
+    pick, acts = generator.Random(rng), (*generator.RELU_LIKE, *generator.SMOOTH)
+    if pools:
+        return network(pick, lambda: pick.among(acts), 400)
+    return generator.random_network(rng, acts, max_pixels=60)

@@ -9,23 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from cnngp import (
-    GELU,
-    Abs,
-    Conv,
-    ConvTranspose,
-    Dense,
-    Elementwise,
-    Erf,
-    Identity,
-    LeakyReLU,
-    ReLU,
-    Sequential,
-    Sin,
-    Sum,
-    zoo,
-)
+from cnngp import Conv, ConvTranspose, Dense, Identity, Sequential, Sum, zoo
 from cnngp.network import Network
+from cnngp.network.layers import GELU, Abs, Elementwise, Erf, LeakyReLU, ReLU, Sin
 
 WEIGHT_VAR, BIAS_VAR = 1.7, 0.3
 R = F.relu

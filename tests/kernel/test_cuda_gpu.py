@@ -12,7 +12,8 @@ from cnngp import AvgPool, Conv, Dense, Kernel, ReLU, Sequential, zoo
 from cnngp.kernel.engines.base import RangeError
 from cnngp.kernel.engines.cuda.card import NEVER
 from cnngp.network import Network, reference
-from helpers.cuda_cases import EVERY, OnCard, error, images
+from helpers.cuda_cases import EVERY, OnCard, images
+from helpers.kernels import error
 
 pytestmark = pytest.mark.gpu
 

@@ -1,7 +1,4 @@
-"""Gradients in generated CUDA against the oracle: the real kernels on cards that are fakes, and with -m gpu on a card.
-
-Errors are those of the largest derivative: in float64 1e-10 of it, in float32 1e-5, as on the CPU.
-"""
+"""Gradients in generated CUDA beyond their numbers (test_gradient.py): tiles, cards, memory, the text, races."""
 
 from __future__ import annotations
 
@@ -27,123 +24,18 @@ from cnngp import (
     zoo,
 )
 from cnngp.common.devices import EngineError
-from cnngp.kernel.engines.cpu.gradient import CpuGradient
 from cnngp.kernel.engines.cuda import engine as cuda
 from cnngp.kernel.engines.cuda.card import Card
 from cnngp.kernel.engines.cuda.cuda_source import generate_gradient
 from cnngp.kernel.engines.cuda.engine import CudaGradient
 from cnngp.kernel.engines.cuda.kernel_frame import SHARED_LIMIT
 from cnngp.kernel.program.reverse import reverse
-from cnngp.network import Network  # fmt: skip
-from helpers import adjoint, cuda_cases, generator, pooled
+from cnngp.network import Network
+from helpers import derivatives
 from helpers.cuda_races import watched
 from helpers.fake_cards import MakeCards
-from helpers.gradients import CLOSE, EVERY, check_nonlinearities, flat
-from helpers.gradients import cuda_agrees as agrees
-from helpers.gradients import found_by_cuda as found_by
+from helpers.gradients import agrees, flat, found_on
 from helpers.kernels import SMALL, random_images
-from helpers.networks import images
-
-SERIES = [layer for layer in EVERY if isinstance(layer, Elementwise)]
-CLOSED = [layer for layer in EVERY if layer not in SERIES]
-POOLED = Sequential(
-    Conv(3, bias_var=0.1), LeakyReLU(0.3), AvgPool(2), Conv(3, bias_var=0.2), GELU(), GlobalAvgPool(), Dense()
-)
-slow = pytest.mark.slow
-
-
-# ---- derivatives -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("layers", "dtype"),
-    [
-        (CLOSED, "float64"),
-        (SERIES, "float64"),
-        *(pytest.param([layer], dtype, marks=slow) for layer in EVERY for dtype in ("float32", "float64")),
-    ],
-)
-def test_every_nonlinearity(on: str, layers: list[Network], dtype: str) -> None:
-    check_nonlinearities(layers, dtype, agrees)
-
-
-CHOSEN = {
-    *("transposed", "3-D", "1-D", "dense skips", "copies of one place", "no operations"),
-    *("two pools", "any pool at the end", "sizes that do not halve"),
-}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in CHOSEN else slow)
-        for name in (*cuda_cases.NETWORKS, *cuda_cases.POOLED)
-        if name not in cuda_cases.NO_SLOPE
-    ],
-)
-def test_chosen_networks(on: str, name: str) -> None:
-    net, shape = cuda_cases.EVERY[name]
-    X, G = images(shape, 3, 0), np.random.default_rng(0).normal(size=(3, 3))
-    agrees(net, X, None, G, "float32" if name in cuda_cases.POOLED else "float64", at_one=True)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(k, marks=slow) for k in range(4, 40))])
-def test_generated_networks(on: str, seed: int, dtype: str) -> None:
-    """With blank patches and images, all kinds of layers, with and without pools."""
-    rng = np.random.default_rng(seed)
-    acts = (*generator.RELU_LIKE, *generator.SMOOTH)
-    if seed % 3:
-        net, shape = generator.random_network(rng, acts, max_pixels=60)
-    else:
-        pick = generator.Random(rng)
-        net, shape = pooled.network(pick, lambda: pick.among(acts), 400)
-    X, G = images(shape, 5, seed), rng.normal(size=(5, 5))
-    agrees(net, X, None, G, dtype, at_one=True)
-    agrees(net, X[:3], X[2:], G[:3, 2:], dtype, at_one=True)
-
-
-def test_maps_that_do_not_fit_into_shared_memory(on: str) -> None:
-    net, shape = Sequential(Conv(3), ReLU(), Dense()), (1, 90, 90)
-    assert generate_gradient(reverse(net, shape), "float64").pairs.scratch > 0, "the test is of the other way"
-    agrees(net, random_images(2, shape), None, np.ones((2, 2)), "float64")
-
-
-WITH_CPU: list[tuple[Network, tuple[int, ...], str, int, int, int | None]] = [
-    (SMALL, (2, 5, 4), "float64", 3, 4, 2),
-    (POOLED, (2, 5, 4), "float64", 3, 4, 2),
-    (Sequential(Dense(), Erf(), Dense()), (6,), "float64", 3, 4, 2),
-]
-LARGE = [
-    (net, (1, 28, 28), dtype, 40, 70, None)
-    for net in (zoo.resnet(32), zoo.convnet(), POOLED)
-    for dtype in ("float32", "float64")
-]
-
-
-@pytest.mark.parametrize(
-    ("on", "net", "shape", "dtype", "n", "m", "tile"),
-    [
-        *(("fake", *case) for case in WITH_CPU),
-        *(pytest.param("card", *case, marks=pytest.mark.gpu) for case in (*WITH_CPU, *LARGE)),
-    ],
-    indirect=["on"],
-)
-def test_gradients_are_those_of_the_cpu(
-    on: str, net: Network, shape: tuple[int, ...], dtype: str, n: int, m: int, tile: int | None
-) -> None:
-    """By parameters and by pixels."""
-    rng = np.random.default_rng(0)
-    X, Z = random_images(n, shape), random_images(m, shape, seed=1)
-    found, close = reverse(net, shape, to_images=True), 1e-12 if tile else CLOSE[dtype]
-    for other, G in ((Z, rng.normal(size=(n, m))), (None, rng.normal(size=(n, n)))):
-        mine = CudaGradient(found, dtype, tile=tile).gradient(flat(X, dtype), flat(other, dtype), G)
-        theirs = CpuGradient(found, "float64").gradient(flat(X, "float64"), flat(other, "float64"), G)
-        size = max(map(abs, theirs.parameters.values()))
-        assert mine.parameters == pytest.approx(theirs.parameters, rel=0, abs=close * size)
-        for a, b in zip(mine[1:], theirs[1:], strict=True):
-            assert (a is None) == (b is None)
-            assert a is None or np.abs(a - b).max() <= close * np.abs(b).max()  # type: ignore[operator]
 
 
 @pytest.mark.gpu
@@ -178,39 +70,39 @@ def test_a_kernel_takes_arrays_of_the_card_and_reports_progress() -> None:
 @pytest.mark.parametrize("tile", [1, 2, 5])
 def test_every_pair_counts_once_whatever_the_tiles(cards: MakeCards, n: int, m: int | None, tile: int) -> None:
     X, Z = random_images(n), None if m is None else random_images(m, seed=1)
-    agrees(SMALL, X, Z, np.random.default_rng(0).normal(size=(n, n if m is None else m)), "float64", tile)
+    agrees("card", SMALL, X, Z, np.random.default_rng(0).normal(size=(n, n if m is None else m)), "float64", tile)
 
 
 @pytest.mark.parametrize("set_of_two", [True, False])
 def test_cards_and_blocks_change_no_bit(cards: MakeCards, set_of_two: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     X, Z = random_images(7), random_images(5, seed=1) if set_of_two else None
     G = np.random.default_rng(0).normal(size=(7, 5 if set_of_two else 7))
-    one = found_by(SMALL, X, Z, G, "float32", 2)
+    one = found_on("card", SMALL, X, Z, G, "float32", 2)
     two = cards(2)
-    assert found_by(SMALL, X, Z, G, "float32", 2) == one
+    assert found_on("card", SMALL, X, Z, G, "float32", 2) == one
     assert {card for card, _ in two.launches} == {0, 1}
     cards()
 
     monkeypatch.setattr(Card, "_blocks", lambda self, wanted, how: 1)
-    assert found_by(SMALL, X, Z, G, "float32", 2) == one
+    assert found_on("card", SMALL, X, Z, G, "float32", 2) == one
 
 
 def test_memory_decides_on_the_tiles(cards: MakeCards) -> None:
     """From little to much: refused, many tiles, one tile; never more memory than there is (the fake would fail)."""
     X, G = random_images(9), np.random.default_rng(0).normal(size=(9, 9))
-    expected = found_by(SMALL, X, None, G, "float32")
+    expected = found_on("card", SMALL, X, None, G, "float32")
     size = max(map(abs, expected.values()))
     seen = []
     for kilobytes in (14, 18, 24, 40, 1000):
         made = cards(memory=kilobytes << 10)
-        assert found_by(SMALL, X, None, G, "float32") == pytest.approx(expected, rel=0, abs=1e-6 * size)
+        assert found_on("card", SMALL, X, None, G, "float32") == pytest.approx(expected, rel=0, abs=1e-6 * size)
         seen.append(Counter(kernel for _, kernel in made.launches)["self_pairs"])
     assert seen == sorted(seen, reverse=True)
     assert seen[0] > 1
     assert seen[-1] == 1
     cards(memory=1 << 10)
     with pytest.raises(EngineError, match=r"not enough memory on the GPU: an image needs [\d,]+ bytes"):
-        found_by(SMALL, X, None, G, "float32")
+        found_on("card", SMALL, X, None, G, "float32")
 
 
 @pytest.mark.parametrize("m", [None, 4])
@@ -272,15 +164,17 @@ def test_the_sums_of_warps_fit_into_shared_memory_besides_the_maps() -> None:
             assert generate_gradient(found, "float32", shared_limit=limit).launches[name].shared == fits
 
 
+C = Conv(3, bias_var=0.1)
+GLOBAL = Sequential(C, LeakyReLU(0.3), AvgPool(2), Conv(3, bias_var=0.2), GELU(), GlobalAvgPool(), Dense())
 RACES: dict[str, tuple[Network, tuple[int, ...]]] = {
     "plain": (SMALL, (2, 9, 10)),
-    "pooled": (POOLED, (1, 5, 4)),
-    "series": (Sequential(Conv(3, bias_var=0.1), Elementwise("tanh"), AvgPool(2), Dense()), (1, 3, 3)),
+    "pooled": (GLOBAL, (1, 5, 4)),
+    "series": (Sequential(C, Elementwise("tanh"), AvgPool(2), Dense()), (1, 3, 3)),
 }
 STEP = "        if (op.extra_slot >= 0) leave_sum(extra, parts + 32);\n"
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "limit", "line", "without"),
     [
@@ -299,5 +193,5 @@ def test_no_threads_meet_at_a_number_without_a_barrier(name: str, limit: int, li
         assert "ThreadSanitizer: data race" in told
         return
     assert not told
-    expected = adjoint.gradient(net, X, None, G)
+    expected = derivatives.gradient(net, X, None, G)
     assert found == pytest.approx(expected, rel=0, abs=1e-5 * max(map(abs, expected.values())))

@@ -11,25 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import (
-    GELU,
-    Abs,
-    Cos,
-    Elementwise,
-    Erf,
-    LayerNorm,
-    LeakyReLU,
-    NormalizedExp,
-    Rbf,
-    ReLU,
-    Sign,
-    Sin,
-    SquaredReLU,
-    Step,
-)
+from cnngp import GELU, Abs, Cos, Elementwise, Erf, LayerNorm, LeakyReLU, NetworkError
 from cnngp.kernel.formulas import FAMILIES, SERIES, Formula, formula
 from cnngp.network import reference
-from cnngp.network.layers import LAYERS, NetworkError, Nonlinearity
+from cnngp.network.layers import LAYERS, Nonlinearity, NormalizedExp, Rbf, ReLU, Sign, Sin, SquaredReLU, Step
 from cnngp.network.reference import formulas as derivatives
 from helpers.derivatives import by_own_variance, by_variance
 
@@ -97,31 +82,25 @@ def expected(of: Callable[..., Any], layer: Nonlinearity, *numbers: float) -> fl
 @pytest.mark.parametrize("layer", CLOSED, ids=repr)
 def test_the_functions_of_a_family_are_those_of_the_reference(layer: Nonlinearity) -> None:
     row, exact = Row(layer), partial(pytest.approx, rel=1e-11, abs=1e-13)
-    for K, K1, K2 in POINTS:
-        V = row.factor * row.pair("value", K, K1, K2)
-        assert exact(expected(reference.nonlinearity, layer, K, K1, K2)) == V
-        V = row.factor * row.alone("diagonal", K1)
-        assert exact(expected(reference.nonlinearity_diagonal, layer, K1)) == V
-
-
-@pytest.mark.parametrize("layer", CLOSED, ids=repr)
-def test_so_are_their_derivatives(layer: Nonlinearity) -> None:
-    row, exact = Row(layer), partial(pytest.approx, rel=1e-10, abs=1e-12)
+    close = partial(pytest.approx, rel=1e-10, abs=1e-12)
     if row.row.no_slope:
         with pytest.raises(NetworkError, match="has no tangent kernel"):
             derivatives.derivative(layer, *(np.ones(1),) * 3)
-        return
     scale = row.factor / row.unit
     for K, K1, K2 in POINTS:
+        assert row.factor * row.pair("value", K, K1, K2) == exact(expected(reference.nonlinearity, layer, K, K1, K2))
+        assert row.factor * row.alone("diagonal", K1) == exact(expected(reference.nonlinearity_diagonal, layer, K1))
+        if row.row.no_slope:
+            continue
         V_dot = expected(derivatives.derivative, layer, K, K1, K2)
-        assert scale * row.pair("slope", K, K1, K2) == exact(V_dot)
+        assert scale * row.pair("slope", K, K1, K2) == close(V_dot)
         slope, first, second, *_ = row.pair("parts", K, K1, K2)
-        assert scale * slope == exact(V_dot)
+        assert scale * slope == close(V_dot)
         for share, K_own, K_other in ((first, K1, K2), (second, K2, K1)):
-            expected_share = expected(by_variance, layer, K, K_own, K_other)
-            assert scale * share * row.alone("still", K_own)[1] == exact(expected_share)
-        assert scale * row.alone("slope_diagonal", K1) == exact(expected(derivatives.derivative_diagonal, layer, K1))
-        assert scale * row.alone("still", K1)[0] == exact(expected(by_own_variance, layer, K1))
+            by_one = expected(by_variance, layer, K, K_own, K_other)
+            assert scale * share * row.alone("still", K_own)[1] == close(by_one)
+        assert scale * row.alone("slope_diagonal", K1) == close(expected(derivatives.derivative_diagonal, layer, K1))
+        assert scale * row.alone("still", K1)[0] == close(expected(by_own_variance, layer, K1))
 
 
 @pytest.mark.parametrize("layer", EACH, ids=repr)

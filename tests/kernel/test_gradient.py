@@ -1,93 +1,169 @@
-"""`Kernel.gradient`: the same numbers as the oracle's, symmetric matrices, and what is refused.
-
-Errors are those of the largest derivative: in float64 1e-10 of it, in float32 1e-5.
-"""
+"""Gradients against the oracle of helpers/derivatives.py: on the CPU, as C++ on fake cards, with -m gpu on a card."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cnngp import (
-    GELU,
-    AvgPool,
-    Conv,
-    DataError,
-    Dense,
-    Erf,
-    GlobalAvgPool,
-    Identity,
-    Kernel,
-    LeakyReLU,
-    NetworkError,
-    RangeError,
-    ReLU,
-    Sequential,
-    Step,
-    Sum,
-)
+from cnngp import AvgPool, Conv, DataError, Dense, GlobalAvgPool, Identity, Kernel, RangeError, Sequential, Sum, zoo
 from cnngp.kernel.engines.cpu import gradient as cpu_gradient
+from cnngp.kernel.engines.cpu.gradient import CpuGradient
+from cnngp.kernel.engines.cuda.cuda_source import generate_gradient
+from cnngp.kernel.engines.cuda.engine import CudaGradient
+from cnngp.kernel.program.reverse import reverse
 from cnngp.network import Network, reference
-from helpers import adjoint, generator, pooled
-from helpers.gradients import CLOSE, EVERY, check_nonlinearities
-from helpers.kernels import SMALL, random_images
+from cnngp.network.layers import GELU, Elementwise, Erf, LeakyReLU, NetworkError, ReLU, Step
+from helpers import cuda_cases, derivatives
+from helpers.gradients import CLOSE, agrees, flat, found_on
+from helpers.kernels import DTYPES, SMALL, random_images
 from helpers.networks import images
+from helpers.nonlinearities import DIFFERENTIABLE
+from helpers.pooled import small_network
+
+SERIES: list[Network] = [layer for layer in DIFFERENTIABLE if isinstance(layer, Elementwise)]
+CLOSED: list[Network] = [layer for layer in DIFFERENTIABLE if layer not in SERIES]
+POOLED = Sequential(Conv(3, bias_var=0.1), LeakyReLU(0.3), AvgPool(2), Conv(3, bias_var=0.2), GELU(), Dense())
+each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
-def agrees(net: Network, X: np.ndarray, Z: np.ndarray | None, G: np.ndarray, dtype: str) -> None:
-    found = Kernel(net, device="cpu", dtype=dtype, check=False).gradient(X, Z, G)
-    expected = adjoint.gradient(net, X, Z, G)
-    size = max(map(abs, expected.values()))
-    assert found == pytest.approx(expected, rel=0, abs=CLOSE[dtype] * size)
-    assert list(found) == list(net.parameters())
+def engines(names: str, cpu: Iterable[Any], quick: Iterable[Any], slow: Iterable[Any] = ()) -> pytest.MarkDecorator:
+    """Cases on the CPU, and those for cards: on fakes, where some are slow, and on a real one."""
+    cases = [("cpu", *case) for case in cpu]
+    for given, marks in ((quick, []), (slow, [pytest.mark.slow])):
+        for case in given:
+            cases.append(pytest.param("fake", *case, marks=marks))
+            cases.append(pytest.param("card", *case, marks=[*marks, pytest.mark.gpu]))
+    return pytest.mark.parametrize(("on", *names.split()), cases, indirect=["on"])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("layer", [*EVERY, LeakyReLU(1.0)], ids=repr)
-def test_every_nonlinearity(layer: Network, dtype: str) -> None:
-    check_nonlinearities([layer], dtype, agrees)
+ALONE = [([layer], dtype) for layer in (*DIFFERENTIABLE, LeakyReLU(1.0)) for dtype in DTYPES]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("seed", range(12))
-def test_generated_networks(seed: int, dtype: str) -> None:
-    """With blank patches and images, all kinds of layers, with and without pools."""
+@engines("layers dtype", ALONE, [(CLOSED, "float64"), (SERIES, "float64")], ALONE)
+def test_every_nonlinearity(on: str, layers: list[Network], dtype: str) -> None:
+    """Each in a branch of its own: beside a skip, and under a pool, where an image meets itself at two places."""
+    plain = [
+        Sequential(Sum(Identity(), Sequential(layer, Conv(2))), layer, Dense(1.5 + 0.1 * i, 0.2))
+        for i, layer in enumerate(layers)
+    ]
+    under = [
+        Sequential(layer, AvgPool(2), Conv(1, weight_var=0.7), layer, Dense(1.5 + 0.1 * i))
+        for i, layer in enumerate(layers)
+    ]
+    rng = np.random.default_rng(0)
+    shape = (1, 2, 2) if set(layers) & set(SERIES) else (1, 3, 3)  # the oracle takes a quadrature for each number
+    X, Z = random_images(3, shape), random_images(2, shape, seed=1)
+    for branches in (plain, under):
+        net = Sequential(Conv(2, bias_var=0.1), Sum(*branches) if len(layers) > 1 else branches[0])
+        agrees(on, net, X, Z, rng.normal(size=(3, 2)), dtype)
+        agrees(on, net, X, None, rng.normal(size=(3, 3)), dtype)
+
+
+@functools.cache
+def drawn(seed: int) -> tuple[Network, list[tuple[Any, Any, Any, dict[str, float]]]]:
+    """A network, and X, Z, G with what the oracle says of them."""
     rng = np.random.default_rng(seed)
-    acts = (*generator.RELU_LIKE, *generator.SMOOTH)
-    if seed % 3:
-        net, shape = generator.random_network(rng, acts, max_pixels=60)
-    else:
-        pick = generator.Random(rng)
-        net, shape = pooled.network(pick, lambda: pick.among(acts), 400)
-    agrees(net, images(shape, 5, seed), None, rng.normal(size=(5, 5)), dtype)
-    agrees(net, images(shape, 5, seed), images(shape, 4, seed + 1), rng.normal(size=(5, 4)), dtype)
+    net, shape = small_network(rng, pools=seed % 3 == 0)
+    X, Z = images(shape, 5, seed), images(shape, 4, seed + 1)
+    given = (X, None, rng.normal(size=(5, 5))), (X, Z, rng.normal(size=(5, 4)))
+    return net, [(*case, derivatives.gradient(net, *case)) for case in given]
+
+
+@engines(
+    "seed dtype",
+    [(seed, dtype) for seed in range(12) for dtype in DTYPES],
+    [(seed, dtype) for seed in range(4) for dtype in DTYPES],
+    [(seed, dtype) for seed in range(4, 40) for dtype in DTYPES],
+)
+def test_generated_networks(on: str, seed: int, dtype: str) -> None:
+    """With blank patches and images, all kinds of layers, with and without pools."""
+    net, cases = drawn(seed)
+    for X, Z, G, expected in cases:
+        agrees(on, net, X, Z, G, dtype, at_one=on != "cpu", expected=expected)
+
+
+CHOSEN = {
+    *("transposed", "3-D", "1-D", "dense skips", "copies of one place", "no operations"),
+    *("two pools", "any pool at the end", "sizes that do not halve"),
+}
+NAMES = [name for name in (*cuda_cases.NETWORKS, *cuda_cases.POOLED) if name not in cuda_cases.NO_SLOPE]
+
+
+@engines("name", [], [(name,) for name in NAMES if name in CHOSEN], [(name,) for name in NAMES if name not in CHOSEN])
+def test_chosen_networks(on: str, name: str) -> None:
+    net, shape = cuda_cases.EVERY[name]
+    X, G = images(shape, 3, 0), np.random.default_rng(0).normal(size=(3, 3))
+    agrees(on, net, X, None, G, "float32" if name in cuda_cases.POOLED else "float64", at_one=True)
+
+
+@engines("", [], [()])
+def test_maps_that_do_not_fit_into_shared_memory(on: str) -> None:
+    net, shape = Sequential(Conv(3), ReLU(), Dense()), (1, 90, 90)
+    assert generate_gradient(reverse(net, shape), "float64").pairs.scratch > 0, "the test is of the other way"
+    agrees(on, net, random_images(2, shape), None, np.ones((2, 2)), "float64")
+
+
+GLOBAL = Sequential(*POOLED.layers[:-1], GlobalAvgPool(), Dense())
+WITH_CPU: list[tuple[Network, tuple[int, ...], str, int, int, int | None]] = [
+    (SMALL, (2, 5, 4), "float64", 3, 4, 2),
+    (GLOBAL, (2, 5, 4), "float64", 3, 4, 2),
+    (Sequential(Dense(), Erf(), Dense()), (6,), "float64", 3, 4, 2),
+]
+LARGE = [(net, (1, 28, 28), dtype, 40, 70, None) for net in (zoo.resnet(32), zoo.convnet(), GLOBAL) for dtype in DTYPES]
+
+
+@pytest.mark.parametrize(
+    ("on", "net", "shape", "dtype", "n", "m", "tile"),
+    [
+        *(("fake", *case) for case in WITH_CPU),
+        *(pytest.param("card", *case, marks=pytest.mark.gpu) for case in (*WITH_CPU, *LARGE)),
+    ],
+    indirect=["on"],
+)
+def test_gradients_of_cards_are_those_of_the_cpu(
+    on: str, net: Network, shape: tuple[int, ...], dtype: str, n: int, m: int, tile: int | None
+) -> None:
+    """By parameters and by pixels."""
+    rng = np.random.default_rng(0)
+    X, Z = random_images(n, shape), random_images(m, shape, seed=1)
+    found, close = reverse(net, shape, to_images=True), 1e-12 if tile else CLOSE[dtype]
+    for other, G in ((Z, rng.normal(size=(n, m))), (None, rng.normal(size=(n, n)))):
+        mine = CudaGradient(found, dtype, tile=tile).gradient(flat(X, dtype), flat(other, dtype), G)
+        theirs = CpuGradient(found, "float64").gradient(flat(X, "float64"), flat(other, "float64"), G)
+        size = max(map(abs, theirs.parameters.values()))
+        assert mine.parameters == pytest.approx(theirs.parameters, rel=0, abs=close * size)
+        for a, b in zip(mine[1:], theirs[1:], strict=True):
+            assert (a is None) == (b is None)
+            assert a is None or np.abs(a - b).max() <= close * np.abs(b).max()  # type: ignore[operator]
 
 
 def test_layers_without_weights_have_derivatives_too() -> None:
     """∂K/∂weight_var does not vanish where weight_var does; a 1 × 1 convolution, elsewhere a mere unit, has one."""
     branch = Sequential(ReLU(), Conv(1, weight_var=0.0))
     net = Sequential(Conv(3), Sum(Identity(), branch), ReLU(), Conv(1, weight_var=3.0), ReLU(), Dense())
-    agrees(net, random_images(3), None, np.random.default_rng(0).normal(size=(3, 3)), "float64")
+    agrees("cpu", net, random_images(3), None, np.random.default_rng(0).normal(size=(3, 3)), "float64")
     G = np.ones((3, 3))
-    assert adjoint.gradient(net, random_images(3), None, G)["layers[1].branches[1].layers[1].weight_var"] > 0.0
+    assert derivatives.gradient(net, random_images(3), None, G)["layers[1].branches[1].layers[1].weight_var"] > 0.0
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@each_dtype
 def test_patches_that_are_multiples_of_each_other(dtype: str) -> None:
     """Correlations are exactly one: θ, and with it the derivative by a bias of 0, moves with the root of a rounding."""
     net = Sequential(Conv(1, weight_var=0.8), LeakyReLU(-0.5), GlobalAvgPool(), Dense(2.0))
     X, G = random_images(5, (1, 3, 3)), np.random.default_rng(0).normal(size=(5, 5))
-    found = Kernel(net, device="cpu", dtype=dtype, check=False).gradient(X, None, G)
-    expected = adjoint.gradient(net, X, None, G)
+    found = found_on("cpu", net, X, None, G, dtype)
+    expected = derivatives.gradient(net, X, None, G)
     size = max(map(abs, expected.values()))
     bias = "layers[0].bias_var"
     assert found.pop(bias) == pytest.approx(expected.pop(bias), abs={"float32": 1e-2, "float64": 1e-6}[dtype] * size)
     assert found == pytest.approx(expected, rel=0, abs={"float32": 1e-6, "float64": 1e-13}[dtype] * size)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@each_dtype
 def test_a_bias_of_zero_is_known_to_the_ratio_of_two_pixels(dtype: str) -> None:
     """With patches of one pixel ∂A/∂K₁ = sin θ √(K₂/K₁)/4π, where θ is the root of a rounding and not 0: a pixel of 1
     beside one of 10⁻³ makes that a thousand times as much. A network that was drawn once had such pixels.
@@ -96,8 +172,8 @@ def test_a_bias_of_zero_is_known_to_the_ratio_of_two_pixels(dtype: str) -> None:
     rng = np.random.default_rng(0)
     X, Z, G = rng.random((5, 1, 4, 4)), 1e-3 * rng.random((4, 1, 4, 4)), rng.normal(size=(5, 4))
     X, Z = X.astype(np.float32), Z.astype(np.float32)
-    found = Kernel(net, device="cpu", dtype=dtype, check=False).gradient(X, Z, G)
-    expected = adjoint.gradient(net, X, Z, G)
+    found = found_on("cpu", net, X, Z, G, dtype)
+    expected = derivatives.gradient(net, X, Z, G)
     ratio = X.reshape(5, 1, 16) / Z.reshape(1, 4, 16)
     angle = np.sqrt(2 * 4 * np.finfo(dtype).eps)  # of four roundings: of K, two entries of tables and their product
     share = (angle * (ratio + 1 / ratio) / (4 * np.pi) + angle / (2 * np.pi)).mean(2)
@@ -108,7 +184,7 @@ def test_a_bias_of_zero_is_known_to_the_ratio_of_two_pixels(dtype: str) -> None:
     assert found == pytest.approx(expected, rel={"float32": 1e-5, "float64": 1e-12}[dtype])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@each_dtype
 def test_strips_streams_and_threads_change_no_bit(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     X, Z = random_images(37), random_images(41, seed=1)
     G = np.random.default_rng(0).normal(size=(37, 41))
@@ -142,10 +218,7 @@ def test_a_matrix_of_one_set_counts_both_triangles_and_the_diagonal() -> None:
     assert one == pytest.approx({name: of_pairs[name] + of_diagonal[name] for name in one}, rel=1e-10)
 
 
-POOLED = Sequential(Conv(3, bias_var=0.1), LeakyReLU(0.3), AvgPool(2), Conv(3, bias_var=0.2), GELU(), Dense())
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@each_dtype
 @pytest.mark.parametrize("net", [SMALL, POOLED, Sequential(Dense(), Erf(), Dense())], ids=["plain", "pooled", "dense"])
 def test_gradients_of_pixels_are_those_of_finite_differences(net: Network, dtype: str) -> None:
     """Along a random direction of all pixels, by differences of order four."""
@@ -159,18 +232,17 @@ def test_gradients_of_pixels_are_those_of_finite_differences(net: Network, dtype
         a, b, c, d = (float(np.sum(value(t * h * direction))) for t in (1, -1, 2, -2))
         return (8.0 * (a - b) - (c - d)) / (12.0 * h)
 
-    G = rng.normal(size=(3, 4))
-    of_x, of_z = kernel.gradient(X, Z, G, wrt="images")
-    dx, dz = rng.normal(size=X.shape), rng.normal(size=Z.shape)
     tolerance = {"float32": 1e-5, "float64": 1e-8}[dtype]
-    found, expected = np.sum(of_x * dx), along(lambda step: G * reference.kernel(net, X + step, Z), dx)
-    assert found == pytest.approx(expected, abs=tolerance * np.linalg.norm(of_x) * np.linalg.norm(dx))
-    found, expected = np.sum(of_z * dz), along(lambda step: G * reference.kernel(net, X, Z + step), dz)
-    assert found == pytest.approx(expected, abs=tolerance * np.linalg.norm(of_z) * np.linalg.norm(dz))
-    G = rng.normal(size=(3, 3))
-    of_x = kernel.gradient(X, None, G, wrt="images")
-    found, expected = np.sum(of_x * dx), along(lambda step: G * reference.kernel(net, X + step), dx)
-    assert found == pytest.approx(expected, abs=tolerance * np.linalg.norm(of_x) * np.linalg.norm(dx))
+    for other in (Z, None):
+        G = rng.normal(size=(3, 3 if other is None else 4))
+        found = kernel.gradient(X, other, G, wrt="images")
+        of_x, of_z = (found, None) if other is None else found
+        moved = [(of_x, lambda step, G=G, other=other: G * reference.kernel(net, X + step, other))]
+        moved += [] if other is None else [(of_z, lambda step, G=G: G * reference.kernel(net, X, Z + step))]
+        for slopes, value in moved:
+            d = rng.normal(size=slopes.shape)
+            close = tolerance * np.linalg.norm(slopes) * np.linalg.norm(d)
+            assert np.sum(slopes * d) == pytest.approx(along(value, d), abs=close)
 
 
 X4, STEP = random_images(4), Sequential(Dense(), Step(), Dense())

@@ -1,4 +1,4 @@
-"""What `Kernel` takes as images and as arguments, and what it refuses."""
+"""Arguments of `Kernel`, and what it refuses."""
 
 from __future__ import annotations
 
@@ -14,69 +14,6 @@ from cnngp.common.arrays import to_cupy
 from cnngp.common.devices import EngineError, has_card
 from cnngp.kernel.kernel import as_kernel
 from helpers.kernels import SMALL, each_device, random_images
-
-
-@each_device
-@pytest.mark.parametrize(
-    "given_as", ["uint8", "int64", "bool", "float16", "float32", "float64", "longdouble", ">f4", "<i2"]
-)
-def test_images_of_any_real_type(device, given_as):
-    X = np.random.default_rng(0).integers(0, 2 if given_as == "bool" else 100, size=(6, 2, 7, 6)).astype(given_as)
-    kernel = Kernel(SMALL, device=device)
-    assert np.array_equal(kernel(X), kernel(X.astype(np.float64)))
-    assert np.array_equal(kernel(X, X[:3]), kernel(X.astype(np.float32), X[:3].astype(np.float32)))
-
-
-@each_device
-def test_images_in_any_layout(device):
-    X = random_images(6)
-    kernel = Kernel(SMALL, device=device)
-    K = kernel(X)
-    wide = np.zeros((6, 2, 14, 12), np.float32)
-    wide[:, :, ::2, ::2] = X
-    frozen = X.copy()
-    frozen.flags.writeable = False
-    backwards = np.ascontiguousarray(X[::-1, :, ::-1, ::-1])
-    for same in (
-        X.tolist(),
-        list(X),
-        np.asfortranarray(X),
-        wide[:, :, ::2, ::2],
-        backwards[::-1, :, ::-1, ::-1],
-        np.moveaxis(np.ascontiguousarray(np.moveaxis(X, 1, -1)), -1, 1),
-        frozen,
-        X.astype(">f8"),
-        np.broadcast_to(X, (1, *X.shape))[0],
-    ):
-        assert np.array_equal(kernel(same), K)
-    assert np.array_equal(frozen, X)
-
-
-@each_device
-def test_torch_tensors_go_in_and_come_out(device):
-    torch = pytest.importorskip("torch")
-    X = random_images(6)
-    kernel = Kernel(SMALL, device=device)
-    K = kernel(X)
-    T = torch.from_numpy(X)
-    for tensor in (
-        T,
-        T.clone().requires_grad_(True),
-        T.double(),
-        T.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
-    ):
-        result = kernel(tensor)
-        assert isinstance(result, np.ndarray)
-        assert np.array_equal(result, K)
-    assert np.array_equal(kernel(T, X), kernel(X, T))
-    half = T.to(torch.bfloat16)
-    assert np.array_equal(kernel(half), kernel(half.float()))
-    out = kernel(T, output="torch")
-    assert isinstance(out, torch.Tensor)
-    assert out.dtype == torch.float32
-    assert np.array_equal(out.cpu().numpy(), K)
-    with pytest.raises(DataError, match="X: this tensor cannot become an array"):
-        kernel(T.to_sparse())
 
 
 @each_device

@@ -1,4 +1,7 @@
-"""Compiled code that is kept on disk is used again, but never after a change in any file it was made from."""
+"""Compiled code that is kept on disk is used again, but never after a change in any file it was made from.
+
+And what is compiled and imported when: a prepared kernel compiles nothing, the package imports nothing heavy.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ import pytest
 import cnngp
 from cnngp.kernel.engines.cpu import compiling, machine_code
 from cnngp.kernel.engines.cpu.machine_code import Function, sources_digest
+from helpers.kernels import DTYPES
 
 PACKAGE = Path(cnngp.__file__).parent
 FIRST, SECOND = (Function("row", "rows.forms.value_row", (family, 0)) for family in (1, 2))
@@ -204,3 +208,57 @@ print(float(K[0, 1]), int("numba" in sys.modules))
     second, compiled = run(copied, script)
     assert compiled
     assert second != first
+
+
+# ---- when it is made, and what is imported ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_prepared_kernels_compile_nothing_more(dtype):
+    """In a process of its own, where nothing is compiled or loaded yet."""
+    script = f"""
+import time
+import numpy as np
+from cnngp import Kernel, zoo
+from cnngp.kernel.engines.cpu import machine_code
+
+X = np.random.default_rng(0).uniform(size=(40, 1, 8, 8)).astype("{dtype}")
+kernel = Kernel(zoo.small_cnn(), "cpu", "{dtype}")
+begun = time.perf_counter()
+seconds = kernel.prepare(X)
+whole = time.perf_counter() - begun
+prepared = len(machine_code._loaded)
+kernel(X), kernel(X[:10], X), kernel.diag(X)
+print(seconds, whole, prepared, len(machine_code._loaded))
+"""
+    seconds, whole, prepared, after = run(PACKAGE, script)
+    assert 0.9 * whole < seconds < whole
+    assert 0 < prepared == after
+
+
+def imported_by(code):
+    script = f"import sys\n{code}\nprint(*sorted(m for m in sys.modules if '.' not in m))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+HEAVY = {"numba", "llvmlite", "sklearn", "scipy", "torch", "zarr", "cupy", "dask", "matplotlib", "pandas", "click"}
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    assert not imported_by("import cnngp") & (HEAVY | {"numpy"})
+
+
+def test_describing_a_network_imports_nothing_heavy():
+    code = """
+from cnngp import from_json, zoo
+net = from_json(zoo.resnet(32).to_json())
+print(net, net.fingerprint, net.shapes((1, 28, 28)))
+"""
+    assert not imported_by(code) & (HEAVY | {"numpy"})
+
+
+def test_a_kernel_does_not_import_what_it_does_not_use():
+    assert not imported_by("from cnngp import Kernel, zoo\nKernel(zoo.resnet(8), device='cpu')") & HEAVY
+    code = "from cnngp import Elementwise\nElementwise('tanh').fingerprint\nimport cnngp.kernel.series.packed"
+    assert "scipy" not in imported_by(code)

@@ -13,60 +13,49 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cnngp import (
-    GELU,
-    AvgPool,
-    Conv,
-    Cos,
-    Dense,
-    Elementwise,
-    Erf,
-    Identity,
-    Kernel,
-    LeakyReLU,
-    Rbf,
-    ReLU,
-    Sequential,
-    Sin,
-    Step,
-    Sum,
-    gram,
-    zoo,
-)
+from cnngp import AvgPool, Conv, Dense, Identity, Kernel, Sequential, Sum, gram, zoo
 from cnngp.common.arrays import DataError
 from cnngp.kernel.check import compare, documented_bound
 from cnngp.kernel.engines.base import RangeError
 from cnngp.kernel.formulas import formula
 from cnngp.kernel.program import lower
 from cnngp.network import Network, reference
-from cnngp.network.layers import NetworkError
-from helpers import adjoint
+from cnngp.network.layers import GELU, Cos, Elementwise, Erf, LeakyReLU, NetworkError, Rbf, ReLU, Sin, Step
+from helpers import derivatives
 from helpers.examples import examples
 from helpers.kernels import DTYPES, error
 from helpers.nonlinearities import ONE_OF_EACH
 
 TOLERANCE = {"float32": 1e-6, "float64": 1e-12}
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
-STEPS = Sequential(Conv(3), Step(), Dense())
-TWO = Sequential(Conv(3), ReLU(), Conv(3), ReLU(), Dense())
+C, R, D = Conv(3), ReLU(), Dense()
+STEPS, TWO = Sequential(C, Step(), D), Sequential(C, R, C, R, D)
 
 
 def normal(*shape: int) -> Any:
     return np.random.default_rng(0).standard_normal(shape)
 
 
+def single(X: Any) -> Any:
+    """The numbers that float32 has of these."""
+    return X.astype(np.float32).astype(np.float64)
+
+
 def pixels(n: int = 6, size: int = 16) -> Any:
     """Images between 0 and 1, the first in part blank."""
     X = np.random.default_rng(0).random((n, 1, size, size))
     X[0, :, : size // 2] = 0.0
-    return X.astype(np.float32).astype(np.float64)
+    return single(X)
+
+
+def cpu(net: Network, dtype: str = "float32", **options: Any) -> Kernel:
+    return Kernel(net, device="cpu", dtype=dtype, **options)
 
 
 def agrees(net: Network, X: Any, *dtypes: str, loose: float = 1.0) -> None:
-    R = reference.kernel(net, X)
+    expected = reference.kernel(net, X)
     for dtype in dtypes or DTYPES:
-        K = Kernel(net, device="cpu", dtype=dtype, check=False)(X)
-        assert error(K.astype(np.float64), R) <= loose * TOLERANCE[dtype]
+        assert error(cpu(net, dtype, check=False)(X).astype(np.float64), expected) <= loose * TOLERANCE[dtype]
 
 
 # ---- Step, which makes as much of a tiny variance as of a large one ------------------------------------------------
@@ -77,13 +66,13 @@ def test_two_copies_of_one_image_have_one_variance_under_step(dtype: str) -> Non
     X = np.zeros((3, 1, 8, 8))
     X[:2, :, 1:4, 2:5] = np.random.default_rng(0).random((1, 3, 3))
     X[2, :, 3:, 3:] = np.random.default_rng(1).random((1, 5, 5))
-    for net, steps in ((STEPS, 1), (Sequential(Conv(3), Step(), Conv(3), Step(), Dense()), 2)):
-        K, R = Kernel(net, device="cpu", dtype=dtype)(X), reference.kernel(net, X)
+    for net, steps in ((STEPS, 1), (Sequential(C, Step(), C, Step(), D), 2)):
+        K, expected = cpu(net, dtype)(X), reference.kernel(net, X)
         # At correlation one a Step has the slope of a square root: of an ulp it leaves the root, two the fourth root.
         loss, of_reference = (float(np.finfo(kind).eps) ** 0.5**steps for kind in (dtype, "float64"))
-        assert R[0, 1] == pytest.approx(R[0, 0], rel=of_reference)
+        assert expected[0, 1] == pytest.approx(expected[0, 0], rel=of_reference)
         assert K[0, 1] == pytest.approx(K[0, 0], rel=loss)
-        np.testing.assert_allclose(K, R, rtol=loss)
+        np.testing.assert_allclose(K, expected, rtol=loss)
     # 25 of the 64 patches see something of the image, each with V = ½ with itself.
     assert reference.kernel(STEPS, X)[0, 0] == pytest.approx(0.5 * 25 / 64)
 
@@ -97,14 +86,13 @@ def faint(exponent: float) -> Any:
 
 def test_step_makes_as_much_of_faint_locations_as_of_bright_ones_or_refuses_them() -> None:
     for X in map(faint, (-4, -8, -12)):
-        for net in (STEPS, Sequential(Conv(3), ReLU(), Conv(3), Step(), Dense())):
-            np.testing.assert_allclose(Kernel(net, device="cpu")(X), reference.kernel(net, X), atol=2e-7)
-    X, kernel = faint(-20), Kernel(STEPS, device="cpu")
+        for net in (STEPS, Sequential(C, R, C, Step(), D)):
+            np.testing.assert_allclose(cpu(net)(X), reference.kernel(net, X), atol=2e-7)
+    X, kernel, double = faint(-20), cpu(STEPS), cpu(STEPS, "float64")
     told = r"image 0 has locations whose variances at layers\[1\] \(Step\(\)\) are .* too small beside the others, for"
     for call in (lambda: kernel(X), lambda: kernel(X, X), lambda: kernel.diag(X), lambda: gram(kernel, X, tile=2)):
         with pytest.raises(RangeError, match=told):
             call()
-    double = Kernel(STEPS, device="cpu", dtype="float64")
     np.testing.assert_allclose(double(X), reference.kernel(STEPS, X), atol=1e-12)
     with pytest.raises(RangeError, match="too small beside the others, for float64; rescale the images"):
         double(faint(-150))
@@ -115,29 +103,28 @@ def test_step_makes_as_much_of_faint_locations_as_of_bright_ones_or_refuses_them
 
 @pytest.mark.parametrize("slope", [1e8, 1e19, -1e19, 1e-30])
 def test_steep_slopes(slope: float) -> None:
-    agrees(Sequential(Conv(3), LeakyReLU(slope), Dense()), faint(0))
-    agrees(Sequential(Conv(3), LeakyReLU(slope), Conv(3), ReLU(), Dense(1e-30)), faint(0))
+    agrees(Sequential(C, LeakyReLU(slope), D), faint(0))
+    agrees(Sequential(C, LeakyReLU(slope), C, R, Dense(1e-30)), faint(0))
 
 
-@each_dtype
-def test_patches_that_lie_in_the_padding_alone(dtype: str) -> None:
+def test_patches_that_lie_in_the_padding_alone() -> None:
     """On one pixel a dilated filter meets padding only, so its large factor stands before nothing."""
-    first, second = Conv(1, weight_var=1e30), Conv(2, dilation=2, bias_var=1e-20)
+    second = Conv(2, dilation=2, bias_var=1e-20)
     for middle in (second, Sum(second, second)):
-        agrees(Sequential(first, ReLU(), middle, ReLU(), Dense(1e20)), normal(3, 1, 1, 1), dtype)
+        agrees(Sequential(Conv(1, weight_var=1e30), R, middle, R, Dense(1e20)), normal(3, 1, 1, 1))
 
 
-@pytest.mark.parametrize("net", [Dense(), Sequential(Conv(3), ReLU(), Dense())], ids=repr)
+@pytest.mark.parametrize("net", [D, Sequential(C, R, D)], ids=repr)
 def test_pixels_that_vanish_are_refused(net: Any) -> None:
     X = normal(4, 1, 6, 6)
     X[2] *= 1e-170
-    kernel = Kernel(net, device="cpu", dtype="float64")
+    kernel = cpu(net, "float64")
     told = r"[XZ]\[2\] has no pixel above .*e-170, too small to square in float64; rescale the images"
     for call in (lambda: kernel(X), lambda: kernel.diag(X), lambda: gram(kernel, X, tile=3), lambda: kernel(X[:1], X)):
         with pytest.raises(RangeError, match=told):
             call()
     with pytest.raises(DataError, match=r"X\[2\] has pixels so small that float32 rounds all to 0; rescale the images"):
-        Kernel(net, device="cpu")(X)
+        cpu(net)(X)
     X[2, 0, 0, 0] = 1.0  # beside others such pixels are as good as zero
     np.testing.assert_allclose(kernel(X), reference.kernel(net, X), rtol=1e-12)
     X[2] = 0.0
@@ -146,22 +133,20 @@ def test_pixels_that_vanish_are_refused(net: Any) -> None:
 
 @pytest.mark.parametrize(("dtype", "pixel"), [("float32", "1e+20"), ("float64", "1e+200")])
 def test_pixels_too_large_to_square_are_refused(dtype: str, pixel: str) -> None:
-    told = f"has pixels of {pixel}, too large to multiply in {dtype}"
-    with pytest.raises(RangeError, match=re.escape(told)):
-        Kernel(Dense(1e-10), device="cpu", dtype=dtype)(np.full((2, 4), float(pixel)))  # and no warning beside it
+    with pytest.raises(RangeError, match=re.escape(f"has pixels of {pixel}, too large to multiply in {dtype}")):
+        cpu(Dense(1e-10), dtype)(np.full((2, 4), float(pixel)))  # and no warning beside it
 
 
 def test_a_series_that_ends_is_blamed_and_not_what_follows_from_it() -> None:
     X = np.random.default_rng(0).integers(0, 256, (4, 1, 8, 8)).astype(np.uint8)
-    tanh = Elementwise("tanh")
+    tanh, selu = Elementwise("tanh"), Sequential(D, Elementwise("selu"), D)
     told = r"^layers\[1\]: Elementwise\('tanh'\) meets a variance of .*; lower the weight_var before it or scale the im"
-    for net in (Sequential(Conv(3), tanh, Dense()), Sequential(Conv(3), tanh, Conv(3), tanh, Dense())):
+    for net in (Sequential(C, tanh, D), Sequential(C, tanh, C, tanh, D)):
         with pytest.raises(NetworkError, match=told):
-            Kernel(net, device="cpu")(X)
-    net = Sequential(Dense(), Elementwise("selu"), Dense())
+            cpu(net)(X)
     with pytest.raises(NetworkError, match=r"too long for 1e-13 at any variance.*, or dtype='float32', which needs"):
-        Kernel(net, device="cpu", dtype="float64")(np.ones((2, 3)))
-    assert np.isfinite(Kernel(net, device="cpu")(np.ones((2, 3)))).all()
+        cpu(selu, "float64")(np.ones((2, 3)))
+    assert np.isfinite(cpu(selu)(np.ones((2, 3)))).all()
 
 
 # ---- long sums, deep networks --------------------------------------------------------------------------------------
@@ -171,19 +156,18 @@ def test_a_series_that_ends_is_blamed_and_not_what_follows_from_it() -> None:
 def test_long_axes_are_summed_in_blocks(length: int) -> None:
     X = np.random.default_rng(0).random((3, 1, length)) + 0.1
     agrees(Dense(2.0, 0.5), X)
-    agrees(Sequential(Conv(1, bias_var=0.1), ReLU(), Dense()), X)
-    ops = lower(Dense(), (1, length)).ops
-    assert max(len(row) for op in ops for s in op.sums for row in s.sources) <= 256
+    agrees(Sequential(Conv(1, bias_var=0.1), R, D), X)
+    assert max(len(row) for op in lower(D, (1, length)).ops for s in op.sums for row in s.sources) <= 256
 
 
 def test_many_channels_are_summed_in_blocks() -> None:
-    agrees(Dense(), np.random.default_rng(0).random((3, 300_000)) + 0.1, "float32", loose=0.5)
+    agrees(D, np.random.default_rng(0).random((3, 300_000)) + 0.1, "float32", loose=0.5)
 
 
 @pytest.mark.parametrize("depth", [200, 800])
 def test_very_deep_networks_stay_within_their_bound(depth: int) -> None:
     for bias_var in (0.0, 0.1):
-        net = Sequential(*[Dense(2.0, bias_var), ReLU()] * depth, Dense())
+        net = Sequential(*[Dense(2.0, bias_var), R] * depth, D)
         for dtype in DTYPES:
             agrees(net, normal(6, 10), dtype, loose=documented_bound(net, np.dtype(dtype)) / TOLERANCE[dtype])
 
@@ -194,9 +178,9 @@ def test_a_leaky_relu_loses_nothing_at_correlation_one_however_deep(
     slope: float, weight_var: float, dtype: str
 ) -> None:
     """What rounding makes of its two coefficients would add up from layer to layer."""
-    net = Sequential(*[Conv(6, padding_mode="circular", weight_var=weight_var), LeakyReLU(slope)] * 140, Dense())
+    net = Sequential(*[Conv(6, padding_mode="circular", weight_var=weight_var), LeakyReLU(slope)] * 140, D)
     X = normal(2, 1, 8)
-    K = Kernel(net, device="cpu", dtype=dtype, check=False)(X, X.copy())  # the diagonal as any other pair
+    K = cpu(net, dtype, check=False)(X, X.copy())  # the diagonal as any other pair
     assert error(K, reference.kernel(net, X)) <= TOLERANCE[dtype]
 
 
@@ -207,13 +191,12 @@ def search_space_network(depth: int, last: float = 8.5) -> Network:
 
 
 def test_the_papers_search_space_reaches_1e37_and_what_is_beyond_float32_is_refused() -> None:
-    X = pixels()
+    X, net = pixels(), search_space_network(17)
     assert 1e36 < reference.kernel(search_space_network(15), X).max() < 3e38
     agrees(search_space_network(15), X)
-    net = search_space_network(17)
     for call in (lambda k: k(X), lambda k: k(X, X[:2]), lambda k: k.diag(X), lambda k: k(X[:1] * 1e-30, X)):
         with pytest.raises(RangeError, match=r"which does not fit float32; use dtype='float64', or rescale the images"):
-            call(Kernel(net, device="cpu"))
+            call(cpu(net))
     agrees(net, X, "float64")
     for last in (1e-30, 1e-40):  # large only inside
         agrees(search_space_network(25, last), X, "float32")
@@ -231,87 +214,86 @@ def test_any_course_of_powers_keeps_float32_exact(factors: list[int], skip: bool
     for f in factors:
         conv = Conv(3, weight_var=10.0**f, bias_var=bias)
         if not skip:
-            layers += [conv, ReLU()]
+            layers += [conv, R]
         else:
-            layers.append(Sum(Identity(), Sequential(ReLU(), conv)) if layers else conv)
+            layers.append(Sum(Identity(), Sequential(R, conv)) if layers else conv)
     X = pixels(4, 6)
-    size = reference.kernel(Sequential(*layers, Dense()), X).max()
+    size = reference.kernel(Sequential(*layers, D), X).max()
     agrees(Sequential(*layers, Dense(1.0 / size)), X, "float32")
 
 
-def test_rescaling_by_powers_of_two_changes_no_bit() -> None:
+@each_dtype
+def test_rescaling_by_powers_of_two_changes_no_bit(dtype: str) -> None:
     """The same network with weight variances split differently by powers of two: 2^40 · 2^−40 = 1."""
-    shifted = Sequential(Conv(3, weight_var=2.0**40), ReLU(), Conv(3, weight_var=2.0**-40), ReLU(), Dense())
-    for dtype in DTYPES:
-        K, S = (Kernel(net, device="cpu", dtype=dtype)(pixels()) for net in (TWO, shifted))
-        assert np.array_equal(K, S)
+    split = Sequential(Conv(3, weight_var=2.0**40), R, Conv(3, weight_var=2.0**-40), R, D)
+    assert np.array_equal(cpu(TWO, dtype)(pixels()), cpu(split, dtype)(pixels()))
 
 
 @pytest.mark.parametrize(("weight_var", "pixel"), [(1.3, 1e-7), (1e-3, 1e12), (1e-3, 1e7)])
 def test_a_unit_beyond_float32_is_no_hindrance_where_the_value_fits(weight_var: float, pixel: float) -> None:
     conv = Conv(6, weight_var=weight_var, fan_in="channels")
-    net = Sequential(*[conv, ReLU(math.sqrt(2.0))] * 30, Dense())
-    agrees(net, (pixels(4, 12) * pixel).astype(np.float32).astype(np.float64), "float32")
+    agrees(Sequential(*[conv, ReLU(math.sqrt(2.0))] * 30, D), single(pixels(4, 12) * pixel), "float32")
+
+
+def of_variances(size: int, *variances: float) -> list[Network]:
+    return [layer for v in variances for layer in (Conv(size, weight_var=v), R)]
 
 
 @pytest.mark.parametrize(
     "layers",
     [
-        [Conv(3, weight_var=1e200), ReLU(), Conv(3, weight_var=1e200), ReLU()],
-        [Conv(3, weight_var=1e-200), ReLU(), Conv(3, weight_var=1e-200), ReLU(), Conv(3, weight_var=1e300), ReLU()],
-        [Conv(1, weight_var=1e-200), ReLU(), Conv(1, weight_var=1e-200), ReLU(), Conv(1, weight_var=1e300), ReLU()],
-        [Conv(3), ReLU(1e200)],
-        [Conv(3), LeakyReLU(1e154), Conv(3), LeakyReLU(1e10)],
-        [Conv(3, weight_var=1e8), ReLU()] * 60,
+        of_variances(3, 1e200, 1e200),
+        *(of_variances(size, 1e-200, 1e-200, 1e300) for size in (3, 1)),
+        [C, ReLU(1e200)],
+        [C, LeakyReLU(1e154), C, LeakyReLU(1e10)],
+        of_variances(3, *[1e8] * 60),
     ],
     ids=lambda layers: repr(layers[:6]),
 )
 def test_variances_beyond_float64_are_refused(layers: list[Network]) -> None:
     with pytest.raises((NetworkError, RangeError), match=r"beyond float64|does not fit|cannot carry"):
-        Kernel(Sequential(*layers, Dense()), device="cpu", dtype="float64")(pixels())
+        cpu(Sequential(*layers, D), "float64")(pixels())
 
 
 def test_units_that_have_lost_digits_are_refused() -> None:
-    layers = [Conv(3, weight_var=v) if v else ReLU() for v in (1e-20, 0, 1e-300, 0, 1e20, 0)]
     with pytest.raises(NetworkError, match=r"layers\[2\]: the variance here is of order 2\^-1064, beyond float64"):
-        lower(Sequential(*layers, Dense(1e300)), (1, 6, 6))
+        lower(Sequential(*of_variances(3, 1e-20, 1e-300, 1e20), Dense(1e300)), (1, 6, 6))
 
 
 # ---- the tangent kernel --------------------------------------------------------------------------------------------
 
-
-def residual(weight_var: float) -> Sequential:
-    return Sequential(Conv(3), Sum(Identity(), Sequential(ReLU(), Conv(3, weight_var=weight_var))), ReLU(), Dense())
+LARGE = Conv(3, bias_var=1e36)
 
 
 @pytest.mark.parametrize(
-    ("net", "scale"),
+    ("layers", "scale"),
     [
-        *((residual(1e-36), 1.0), (residual(1e-12), 1e12), (residual(1e-40), 1.0)),
-        *((residual(1e-32), 255.0), (residual(1e-300), 1.0)),
-        (Sequential(Conv(3), ReLU(), Conv(3, bias_var=1e36), ReLU(), Dense()), 1.0),
-        (Sequential(Conv(3), ReLU(), AvgPool(2), Conv(3, bias_var=1e36), ReLU(), Dense()), 1.0),
+        *(
+            ([C, Sum(Identity(), Sequential(R, Conv(3, weight_var=v))), R, D], scale)
+            for v, scale in ((1e-36, 1.0), (1e-12, 1e12), (1e-40, 1.0), (1e-32, 255.0), (1e-300, 1.0))
+        ),
+        *(([C, R, *pool, LARGE, R, D], 1.0) for pool in ([], [AvgPool(2)])),
     ],
 )
-def test_a_tangent_kernel_far_smaller_or_larger_than_k(net: Sequential, scale: float) -> None:
+def test_a_tangent_kernel_far_smaller_or_larger_than_k(layers: list[Network], scale: float) -> None:
     """Θ = T + own·K is held in a unit that suits the larger of the two."""
-    X = scale * normal(4, 1, 6, 6)
-    K, theta = Kernel(net, device="cpu", kind="ntk").both(X)
+    net, X = Sequential(*layers), scale * normal(4, 1, 6, 6)
+    K, theta = cpu(net, kind="ntk").both(X)
     found = compare(net, X, theta, np.dtype("float32"), "ntk")
     assert found is not None
     assert found.error <= found.bound
     np.testing.assert_allclose(theta, reference.kernel(net, X, kind="ntk"), rtol=1e-4)
-    np.testing.assert_array_equal(K, Kernel(net, device="cpu")(X))
+    np.testing.assert_array_equal(K, cpu(net)(X))
 
 
 def test_slopes_of_tiny_variances() -> None:
     """Their product is beyond float64, and they are not."""
-    usual, tiny = (Sequential(Conv(3, weight_var=v), ReLU(), Dense(1.0 / v)) for v in (1.0, 1e-180))
+    usual, tiny = (Sequential(Conv(3, weight_var=v), R, Dense(1.0 / v)) for v in (1.0, 1e-180))
     X = normal(4, 1, 6, 6)
     expected = reference.kernel(usual, X, kind="ntk")
     np.testing.assert_allclose(reference.kernel(tiny, X, kind="ntk"), expected, rtol=1e-9)
-    np.testing.assert_allclose(Kernel(tiny, device="cpu", dtype="float64", kind="ntk")(X), expected, rtol=1e-9)
-    assert adjoint.gradient(tiny, X, None, np.ones((4, 4)))["layers[0].weight_var"] > 1e170
+    np.testing.assert_allclose(cpu(tiny, "float64", kind="ntk")(X), expected, rtol=1e-9)
+    assert derivatives.gradient(tiny, X, None, np.ones((4, 4)))["layers[0].weight_var"] > 1e170
 
 
 # ---- scales of the images ------------------------------------------------------------------------------------------
@@ -321,21 +303,20 @@ def test_slopes_of_tiny_variances() -> None:
 @pytest.mark.parametrize("act", [x for x in ONE_OF_EACH if not isinstance(x, Elementwise)], ids=repr)
 def test_any_scale_gives_the_kernel_or_one_clear_refusal(act: Any, dtype: str) -> None:
     """Variances from 1e-50 to 1e50 inside, brought back to order one at the end: right, or refused, and never NaN."""
-    X = normal(3, 1, 4, 4).astype(np.float32)
-    row = formula(act)
+    X, row = normal(3, 1, 4, 4).astype(np.float32), formula(act)
     for power in (-50, -45, -30, -10, 10, 30, 45, 50):
         first = Conv(3, weight_var=10.0**power)
-        scale = float(reference.diagonal(Sequential(first, act, Dense()), X).max())
+        scale = float(reference.diagonal(Sequential(first, act, D), X).max())
         net = Sequential(first, act, Dense(weight_var=1.0 / scale))
         homogeneous = row.homogeneous or row.any_scale  # no scale is out of reach
         homogeneous |= isinstance(act, Rbf) and power < 0  # V is 1
-        single = dtype == "float32"
-        lost = isinstance(act, (Sin, Cos, Rbf)) and power >= (10 if single else 30)  # no digit of e^(K − m) is left
-        if not homogeneous and (lost or (single and abs(power) >= 30)):
+        narrow = dtype == "float32"
+        lost = isinstance(act, (Sin, Cos, Rbf)) and power >= (10 if narrow else 30)  # no digit of e^(K − m) is left
+        if not homogeneous and (lost or (narrow and abs(power) >= 30)):
             with pytest.raises(RangeError, match=f"which {dtype} cannot carry"):
-                Kernel(net, device="cpu", dtype=dtype)(X)
+                cpu(net, dtype)(X)
             continue
-        K = Kernel(net, device="cpu", dtype=dtype)(X)
+        K = cpu(net, dtype)(X)
         assert np.isfinite(K).all()
         assert (np.abs(K) <= 1.00001 * np.sqrt(np.outer(K.diagonal(), K.diagonal()))).all()
         assert K.diagonal() == pytest.approx(reference.diagonal(net, X), rel=1e-5)
@@ -343,8 +324,8 @@ def test_any_scale_gives_the_kernel_or_one_clear_refusal(act: Any, dtype: str) -
 
 NETS = {
     "resnet": zoo.resnet(8),
-    "with bias": Sequential(Conv(3, bias_var=0.5), ReLU(), Conv(3, stride=2), LeakyReLU(0.1), Dense(1.0, 0.1)),
-    "smooth": Sequential(Conv(3), Erf(), Conv(3, bias_var=0.1), GELU(), Dense()),
+    "with bias": Sequential(Conv(3, bias_var=0.5), R, Conv(3, stride=2), LeakyReLU(0.1), Dense(1.0, 0.1)),
+    "smooth": Sequential(C, Erf(), Conv(3, bias_var=0.1), GELU(), D),
 }
 
 
@@ -352,27 +333,24 @@ NETS = {
 @pytest.mark.parametrize("scale", [1e-9, 1e-6, 1e-3, 255.0, 65535.0])
 def test_images_of_any_usual_scale_agree_with_the_reference(name: str, scale: float) -> None:
     # Erf at variance v: a half-ulp of K moves it by √v half-ulps.
-    loose = 30.0 if name == "smooth" and scale > 1.0 else 1.0
-    agrees(NETS[name], (pixels(5, 8) * scale).astype(np.float32).astype(np.float64), loose=loose)
-
-
-@each_dtype
-def test_images_of_different_scales_go_together(dtype: str) -> None:
-    X = pixels(6, 8) * np.array([1.0, 1e-9, 255.0, 1e-5, 0.0, 1.0])[:, None, None, None]
-    X = X.astype(np.float32).astype(np.float64)
-    R = reference.kernel(zoo.resnet(8), X)
-    K = Kernel(zoo.resnet(8), device="cpu", dtype=dtype)(X).astype(np.float64)
-    d = np.sqrt(R.diagonal())
-    assert (np.abs(K - R) <= 2 * TOLERANCE[dtype] * np.outer(d, d)).all()  # each entry on its own scale
-    assert not K[4].any()
+    agrees(NETS[name], single(pixels(5, 8) * scale), loose=30.0 if name == "smooth" and scale > 1.0 else 1.0)
 
 
 @pytest.mark.parametrize("scale", [1e-25, 1e25])
 def test_pixels_whose_squares_leave_the_working_precision_are_refused_or_right(scale: float) -> None:
-    X = (pixels(3, 8) * scale).astype(np.float32).astype(np.float64)
-    agrees(zoo.resnet(8), X, "float64")
+    X = single(pixels(3, 8) * scale)
+    agrees(NETS["resnet"], X, "float64")
     with pytest.raises(RangeError, match=r"float32( cannot carry)?; use dtype='float64'"):
-        Kernel(zoo.resnet(8), device="cpu")(X)
+        cpu(NETS["resnet"])(X)
+
+
+@each_dtype
+def test_images_of_different_scales_go_together(dtype: str) -> None:
+    X = single(pixels(6, 8) * np.array([1.0, 1e-9, 255.0, 1e-5, 0.0, 1.0])[:, None, None, None])
+    expected, K = reference.kernel(NETS["resnet"], X), cpu(NETS["resnet"], dtype)(X).astype(np.float64)
+    d = np.sqrt(expected.diagonal())
+    assert (np.abs(K - expected) <= 2 * TOLERANCE[dtype] * np.outer(d, d)).all()  # each entry on its own scale
+    assert not K[4].any()
 
 
 # ---- blank images --------------------------------------------------------------------------------------------------
@@ -382,28 +360,23 @@ def test_pixels_whose_squares_leave_the_working_precision_are_refused_or_right(s
 @pytest.mark.parametrize("phi", [*ONE_OF_EACH, Elementwise("sigmoid")], ids=repr)
 def test_blank_images_give_the_limit_and_never_nan(dtype: str, phi: Any) -> None:
     """φ(0) = 0 gives 0, also for Step; cos(0) = 1, also of an Rbf, sigmoid(0) = ½."""
-    net = Sequential(Conv(3), phi, Dense())
+    net = Sequential(C, phi, D)
     X = np.zeros((5, 1, 6, 6))
     X[4] = pixels(1, 6)[0]
-    K = Kernel(net, device="cpu", dtype=dtype)(X)
+    K = cpu(net, dtype)(X)
     assert np.isfinite(K).all()
     constant = {Cos(): 1.0, Rbf(0.4): 1.0, Elementwise("sigmoid"): 0.25}.get(phi, 0.0)
     np.testing.assert_allclose(K[:4, :4], np.full((4, 4), constant), rtol=1e-6, atol=0.0)
     np.testing.assert_allclose(K, reference.kernel(net, X), rtol=2e-6, atol=1e-12)
-    with_bias = Sequential(Conv(3), ReLU(), Dense(1.0, 0.25))
-    assert (Kernel(with_bias, device="cpu", dtype=dtype)(X)[:4] == 0.25).all()
+    assert (cpu(Sequential(C, R, Dense(1.0, 0.25)), dtype)(X)[:4] == 0.25).all()
 
 
 @pytest.mark.parametrize(
-    ("net", "kind"),
-    [
-        (Sequential(Conv(3), ReLU(), Dense(1e150)), "nngp"),
-        (Sequential(Conv(3, weight_var=0.0), ReLU(), Dense(1e150)), "nngp"),
-        (Sequential(Conv(3), ReLU(), Dense(1e-150)), "ntk"),
-    ],
+    ("first", "last", "kind"),
+    [(C, Dense(1e150), "nngp"), (Conv(3, weight_var=0.0), Dense(1e150), "nngp"), (C, Dense(1e-150), "ntk")],
 )
-def test_variances_beyond_float32_are_refused_for_blank_images_too(net: Sequential, kind: Any) -> None:
-    X = np.zeros((3, 1, 6, 6))
+def test_variances_beyond_float32_are_refused_for_blank_images_too(first: Network, last: Network, kind: Any) -> None:
+    net, X = Sequential(first, R, last), np.zeros((3, 1, 6, 6))
     with pytest.raises(RangeError, match="variances of this network are too large or too small for float32"):
-        Kernel(net, device="cpu", kind=kind)(X)
-    np.testing.assert_array_equal(Kernel(net, device="cpu", kind=kind, dtype="float64")(X), np.zeros((3, 3)))
+        cpu(net, kind=kind)(X)
+    np.testing.assert_array_equal(cpu(net, "float64", kind=kind)(X), np.zeros((3, 3)))

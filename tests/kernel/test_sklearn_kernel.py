@@ -6,6 +6,9 @@ import pickle
 
 import numpy as np
 import pytest
+from sklearn.base import clone
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, WhiteKernel
 
 from cnngp import Conv, DataError, Dense, Erf, Kernel, ReLU, Sequential
 
@@ -29,10 +32,10 @@ def as_sklearn(**arguments):
 
 def test_the_sklearn_kernel_is_the_kernel_on_flat_rows():
     X, _ = digits_like(8)
-    kernel = as_sklearn()
-    K = Kernel(NET, device="cpu")(X.reshape(-1, 1, 5, 5))
+    kernel, plain, images = as_sklearn(), Kernel(NET, device="cpu"), X.reshape(-1, 1, 5, 5)
+    K = plain(images)
     assert np.array_equal(kernel(X), K)
-    assert np.array_equal(kernel(X, X[:3]), Kernel(NET, device="cpu")(*(a.reshape(-1, 1, 5, 5) for a in (X, X[:3]))))
+    assert np.array_equal(kernel(X, X[:3]), plain(images, images[:3]))
     assert np.array_equal(kernel.diag(X), K.diagonal())
     assert kernel(X).dtype == np.float64
     assert not kernel.is_stationary()
@@ -47,9 +50,7 @@ def test_the_sklearn_kernel_is_the_kernel_on_flat_rows():
         kernel(X[:, :24])
 
 
-def test_the_sklearn_kernel_is_cloned_compared_and_pickled_by_its_parameters():
-    from sklearn.base import clone
-
+def test_it_is_cloned_compared_and_pickled_by_its_parameters_and_takes_others():
     X, _ = digits_like(6)
     kernel = as_sklearn(dtype="float64", threads=1)
     before = pickle.dumps(kernel)
@@ -61,31 +62,21 @@ def test_the_sklearn_kernel_is_cloned_compared_and_pickled_by_its_parameters():
     assert kernel != as_sklearn(dtype="float32", threads=1)
     assert kernel != Kernel(Dense(), device="cpu", dtype="float64", threads=1).as_sklearn((1, 5, 5))
     assert kernel.n_dims == 0
-
-
-def test_set_params_after_use_takes_effect():
-    X, _ = digits_like(6)
-    kernel = as_sklearn()
-    kernel(X)
     other = Sequential(Conv(5), Erf(), Dense())
-    kernel.set_params(network=other, dtype="float64")
-    assert np.array_equal(kernel(X), Kernel(other, device="cpu", dtype="float64")(X.reshape(-1, 1, 5, 5)))
+    kernel.set_params(network=other, dtype="float32")
+    assert np.array_equal(kernel(X), Kernel(other, device="cpu")(X.reshape(-1, 1, 5, 5)))
 
 
 def test_gaussian_process_regressor_uses_it():
-    from sklearn.gaussian_process import GaussianProcessRegressor
-    from sklearn.gaussian_process.kernels import ConstantKernel, WhiteKernel
-
     X, y = digits_like()
-    model = GaussianProcessRegressor(as_sklearn(dtype="float64"), alpha=1e-6).fit(X[:30], y[:30])
-    mean, std = model.predict(X[30:], return_std=True)
     K = as_sklearn(dtype="float64")
+    model = GaussianProcessRegressor(K, alpha=1e-6).fit(X[:30], y[:30])
+    mean, std = model.predict(X[30:], return_std=True)
     by_hand = K(X[30:], X[:30]) @ np.linalg.solve(K(X[:30]) + 1e-6 * np.eye(30), y[:30])
     np.testing.assert_allclose(mean, by_hand, rtol=1e-6, atol=1e-8)
     assert (std >= 0).all()
     assert ((mean > 0.5) == y[30:]).all()
     # Together with kernels that do have hyperparameters, which are then fitted.
-    both = ConstantKernel() * as_sklearn(dtype="float64") + WhiteKernel(0.1, (1e-4, 10.0))
-    fitted = GaussianProcessRegressor(both, random_state=0).fit(X[:30], y[:30])
-    assert fitted.kernel_.theta.shape == (2,)
+    fitted = GaussianProcessRegressor(ConstantKernel() * K + WhiteKernel(0.1, (1e-4, 10.0)), random_state=0)
+    assert fitted.fit(X[:30], y[:30]).kernel_.theta.shape == (2,)
     assert ((fitted.predict(X[30:]) > 0.5) == y[30:]).all()

@@ -11,7 +11,7 @@ from cnngp.kernel.engines.cuda.cuda_source import generate
 from cnngp.kernel.making import SummedEngine, branches
 from cnngp.kernel.program import lower
 from cnngp.network import reference
-from helpers.cuda_cases import error
+from helpers.kernels import error
 
 SHAPE = (2, 6, 5)
 POOLED = Sequential(Conv(3), ReLU(), GlobalAvgPool(), Dense(0.5))
@@ -30,12 +30,11 @@ def test_the_branches_add_up_to_the_kernel(dtype: str, tolerance: float) -> None
     x, z = X.astype(dtype), Z.astype(dtype)
     K = kernel(x)
     assert error(K, reference.kernel(SUM, x)) <= tolerance
-    assert error(kernel(x, z), reference.kernel(SUM, x, z)) <= tolerance
     np.testing.assert_array_equal(K, K.T)
     np.testing.assert_array_equal(K.diagonal(), kernel.diag(x))
     np.testing.assert_array_equal(kernel(x[:3], x[3:]), K[:3, 3:])
-    for found, kind in zip(kernel.both(x, z), ("nngp", "ntk"), strict=True):
-        assert error(found, reference.kernel(SUM, x, z, kind)) <= 10 * tolerance
+    for found, kind, times in zip(kernel.both(x, z), ("nngp", "ntk"), (1, 10), strict=True):
+        assert error(found, reference.kernel(SUM, x, z, kind)) <= times * tolerance
 
 
 def test_each_branch_has_the_path_that_it_has_alone() -> None:

@@ -10,23 +10,10 @@ import re
 import numpy as np
 import pytest
 
-from cnngp import (
-    Abs,
-    AvgPool,
-    Conv,
-    ConvTranspose,
-    Dense,
-    Erf,
-    Identity,
-    Kernel,
-    LayerNorm,
-    NetworkError,
-    ReLU,
-    Sequential,
-    Sum,
-)
+from cnngp import AvgPool, Conv, ConvTranspose, Dense, Identity, Kernel, Sequential, Sum
 from cnngp.network import reference
 from cnngp.network.composition import check_network
+from cnngp.network.layers import Abs, Erf, LayerNorm, NetworkError, ReLU
 from helpers.nonlinearities import ONE_OF_EACH
 
 C, R, I = Conv(3), ReLU(), Identity()  # noqa: E741
@@ -90,66 +77,47 @@ def test_blocks_that_are_gaussian():
 
 APPLIED = "is applied to the output of a nonlinearity, which is not Gaussian"
 GIVES = "gives the output of a nonlinearity"
+SKIPPED = r"the branch Identity\(\)"
 
 
-@pytest.mark.parametrize(
-    ("make", "message", "place"),
-    [
-        (lambda: Sequential(Sum(I, Sequential(C, R), allow_non_gaussian=True), R), rf"ReLU\(\) {APPLIED}", "layers[1]"),
-        (lambda: Sequential(C, R, AvgPool(2), Abs(), Dense()), rf"Abs\(\) {APPLIED}; put a Conv", "layers[3]"),
-        (lambda: Sequential(C, Sum(R), Abs()), rf"Abs\(\) {APPLIED}", "layers[2]"),
-        (
-            lambda: Sequential(C, R, Sum(Conv(1), Sequential(Erf(), Conv(1))), Dense()),
-            rf"Erf\(\) {APPLIED}",
-            "layers[2].branches[1].layers[0]",
-        ),
-        (
-            lambda: Sequential(C, R, Sum(SKIP, Conv(1), allow_non_gaussian=True)),
-            rf"the branch Identity\(\) {GIVES}",
-            "layers[2].branches[0]",
-        ),
-        (
-            lambda: Sequential(C, R, Sum(I, C)),
-            rf"the branch Identity\(\) {GIVES}.*add before the nonlinearity",
-            "layers[2]",
-        ),
-        (lambda: Sequential(C, R, Sum(Conv(1), Sum(I, C))), f"the branch .* {GIVES}", "layers[2].branches[1]"),
-        (  # wrong wherever it stands: told at once
-            lambda: Sequential(C, Sum(Conv(1), Sequential(Conv(1), Erf())), Dense()),
-            f"the branch .* {GIVES}",
-            "",
-        ),
-        (
-            lambda: Sequential(C, R, LayerNorm(), Dense()),
-            r"LayerNorm\(\) is applied to the output of a nonlinearity, whose mean over channels is not 0",
-            "layers[2]",
-        ),
-        (
-            lambda: check_network(Sequential(Sum(C, SKIP), Sequential(R, Dense()))),
-            r"ReLU\(\) is applied to the input itself, which is not Gaussian",
-            "layers[1].layers[0]",
-        ),
-    ],
-)
-def test_what_is_not_gaussian_is_refused_by_its_place_from_the_top_of_what_is_built(make, message, place):
+ON_INPUT = "is applied to the input itself, which is not Gaussian"
+REFUSED = {  # what is built: the place that is told, and what is told of it
+    lambda: Sequential(Sum(I, Sequential(C, R), allow_non_gaussian=True), R): ("layers[1]", rf"ReLU\(\) {APPLIED}"),
+    lambda: Sequential(C, R, AvgPool(2), Abs(), Dense()): ("layers[3]", rf"Abs\(\) {APPLIED}; put a Conv"),
+    lambda: Sequential(C, Sum(R), Abs()): ("layers[2]", rf"Abs\(\) {APPLIED}"),
+    lambda: Sequential(C, R, Sum(Conv(1), Sequential(Erf(), Conv(1))), Dense()): (
+        *("layers[2].branches[1].layers[0]", rf"Erf\(\) {APPLIED}"),
+    ),
+    lambda: Sequential(C, R, Sum(SKIP, Conv(1), allow_non_gaussian=True)): (
+        "layers[2].branches[0]",
+        f"{SKIPPED} {GIVES}",
+    ),
+    lambda: Sequential(C, R, Sum(I, C)): ("layers[2]", f"{SKIPPED} {GIVES}.*add before the nonlinearity"),
+    lambda: Sequential(C, R, Sum(Conv(1), Sum(I, C))): ("layers[2].branches[1]", f"the branch .* {GIVES}"),
+    # wrong wherever it stands: told at once
+    lambda: Sequential(C, Sum(Conv(1), Sequential(Conv(1), Erf())), Dense()): ("", f"the branch .* {GIVES}"),
+    lambda: Sequential(C, R, LayerNorm(), Dense()): (
+        *("layers[2]", r"LayerNorm\(\) is applied to the output of a nonlinearity, whose mean over channels is not 0"),
+    ),
+    lambda: check_network(Sequential(Sum(C, SKIP), Sequential(R, Dense()))): (
+        *("layers[1].layers[0]", rf"ReLU\(\) {ON_INPUT}"),
+    ),
+}
+
+
+@pytest.mark.parametrize("make", REFUSED)
+def test_what_is_not_gaussian_is_refused_by_its_place_from_the_top_of_what_is_built(make):
+    place, message = REFUSED[make]
     with refused(message, place):
         make()
 
 
 NO_OUTPUT = "the images reach the output by a path without weights, so the output is not a random function of them"
 NO_NETWORKS = [
-    (
-        Sequential(R, Dense()),
-        r"ReLU\(\) is applied to the input itself, which is not Gaussian; put a Conv",
-        "layers[0]",
-    ),
+    (Sequential(R, Dense()), rf"ReLU\(\) {ON_INPUT}; put a Conv", "layers[0]"),
     (Sequential(LayerNorm(), Dense()), r"LayerNorm\(\) is applied to the input itself", "layers[0]"),
     (R, r"ReLU\(\) is applied to the input itself", ""),
-    (
-        Sequential(Dense(), Sum(R)),
-        r"the network ends in a nonlinearity, .*; add Dense\(\) or Conv",
-        "",
-    ),
+    (Sequential(Dense(), Sum(R)), r"the network ends in a nonlinearity, .*; add Dense\(\) or Conv", ""),
     *((net, NO_OUTPUT, "") for net in (I, Sequential(), Sum(I, Dense()), Sum(I))),
 ]
 

@@ -8,70 +8,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import (
-    GELU,
-    Abs,
-    AvgPool,
-    Conv,
-    ConvTranspose,
-    Dense,
-    Erf,
-    GlobalAvgPool,
-    Identity,
-    LayerNorm,
-    LeakyReLU,
-    ReLU,
-    Sequential,
-    Sin,
-    Sum,
-    sample_network,
-)
-from cnngp.network import Network, reference
+from cnngp import AvgPool, Conv, ConvTranspose, Dense, GlobalAvgPool, Identity, Sequential, Sum, sample_network
+from cnngp.network import reference
+from cnngp.network.layers import GELU, Abs, Erf, LayerNorm, LeakyReLU, ReLU, Sin
 from cnngp.torch import empirical_kernel
+from helpers.networks import Case, of
 
 pytest.importorskip("torch")
 
-NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
-    "dense": (Sequential(Dense(1.5, 0.1), Erf(), Dense(1.2, 0.3), GELU(), Dense()), (5,)),
-    "convolutions": (
-        Sequential(
-            Conv(3, stride=2, weight_var=1.8, bias_var=0.1),
-            ReLU(),
-            Conv((2, 3), padding=((0, 1), 1), dilation=(2, 1), weight_var=1.5, fan_in="channels"),
-            Sin(),
-            Dense(1.2, 0.3),
-        ),
-        (2, 6, 5),
-    ),
-    "residual": (
-        Sequential(
-            Conv(3, weight_var=1.5),
-            Sum(
-                Identity(), Sequential(LeakyReLU(0.2), Conv(3, bias_var=0.2), ReLU(), Conv(3, padding_mode="replicate"))
-            ),
-            Abs(),
-            Dense(bias_var=0.1),
-        ),
-        (1, 4, 4),
-    ),
-    "transposed": (
-        Sequential(
-            Conv(3, stride=2, padding=1, weight_var=2.0),
-            ReLU(),
-            ConvTranspose(3, stride=2, padding=1, output_padding=1, weight_var=2.0, bias_var=0.05),
-            ReLU(),
-            Dense(),
-        ),
-        (1, 4, 4),
-    ),
-    "norms": (
-        Sequential(Conv(3, bias_var=0.1), LayerNorm("all", 0.1), ReLU(), Conv(3), LayerNorm("all"), ReLU(), Dense()),
-        (1, 4, 4),
-    ),
-    "pools": (
-        Sequential(Conv(3), ReLU(), AvgPool(2), Conv(3, bias_var=0.1), ReLU(), GlobalAvgPool(), Dense()),
-        (1, 4, 4),
-    ),
+R, D, UP = ReLU(), Dense(), {"stride": 2, "padding": 1, "weight_var": 2.0}
+UNEVEN = Conv((2, 3), padding=((0, 1), 1), dilation=(2, 1), weight_var=1.5, fan_in="channels")
+BRANCH = Sequential(LeakyReLU(0.2), Conv(3, bias_var=0.2), R, Conv(3, padding_mode="replicate"))
+NETWORKS: dict[str, Case] = {
+    "dense": of((5,), Dense(1.5, 0.1), Erf(), Dense(1.2, 0.3), GELU(), D),
+    "convolutions": of((2, 6, 5), Conv(3, stride=2, weight_var=1.8, bias_var=0.1), R, UNEVEN, Sin(), Dense(1.2, 0.3)),
+    "residual": of((1, 4, 4), Conv(3, weight_var=1.5), Sum(Identity(), BRANCH), Abs(), Dense(bias_var=0.1)),
+    "transposed": of((1, 4, 4), Conv(3, **UP), R, ConvTranspose(3, **UP, output_padding=1, bias_var=0.05), R, D),
+    "norms": of((1, 4, 4), Conv(3, bias_var=0.1), LayerNorm("all", 0.1), R, Conv(3), LayerNorm("all"), R, D),
+    "pools": of((1, 4, 4), Conv(3), R, AvgPool(2), Conv(3, bias_var=0.1), R, GlobalAvgPool(), D),
 }
 
 

@@ -59,8 +59,7 @@ def test_transposed_convolutions_of_stride_one_are_windows_too() -> None:
         given = replace(given, stride=1)
         out_size = size - 1 + given.reach - given.before - given.after
         if out_size >= 1 and (sums := transposed(given, size, out_size)).taps:
-            window = sums.sliding(1)
-            assert window is not None
+            assert (window := sums.sliding(1)) is not None
             assert [told(window, sums.size, m) for m in range(sums.out_size)] == list(sums.sources)
 
 

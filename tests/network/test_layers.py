@@ -14,24 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cnngp
-from cnngp import (
-    AvgPool,
-    Conv,
-    ConvTranspose,
-    Dense,
-    Identity,
-    LayerNorm,
-    LeakyReLU,
-    NetworkError,
-    NormalizedExp,
-    Rbf,
-    ReLU,
-    Sequential,
-    Step,
-    Sum,
-    from_json,
-    zoo,
-)
+from cnngp import AvgPool, Conv, ConvTranspose, Dense, Identity, Sequential, Sum, from_json, zoo
+from cnngp.network.layers import LayerNorm, LeakyReLU, NetworkError, NormalizedExp, Rbf, ReLU, Step
 from helpers.examples import examples
 from helpers.networks import convolutions, networks_with_shapes, relu_like, smooth, transposed
 from helpers.nonlinearities import ONE_OF_EACH

@@ -1,31 +1,25 @@
-"""The float64 reference against matrices of all covariances; test_finite_networks.py has random networks beside it."""
+"""The float64 reference against matrices of all covariances and a rival's numbers, its derivatives against differences.
+
+test_finite_networks.py has random networks beside it, test_nonlinearities.py its formulas.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cnngp import (
-    AvgPool,
-    Conv,
-    ConvTranspose,
-    Dense,
-    Erf,
-    GlobalAvgPool,
-    LayerNorm,
-    NetworkError,
-    ReLU,
-    Sequential,
-    Step,
-    zoo,
-)
+from cnngp import AvgPool, Conv, ConvTranspose, Dense, GlobalAvgPool, Identity, Kernel, Sequential, Sum, zoo
 from cnngp.network import Network, reference
+from cnngp.network.layers import Erf, LayerNorm, NetworkError, ReLU, Step
+from helpers import derivatives
 from helpers.examples import examples
 from helpers.matrix_oracle import oracle
 from helpers.networks import images, networks_with_shapes, relu_like, smooth
-from helpers.pooled import pooled_networks
+from helpers.pooled import pooled_networks, small_network
 
 acts = st.one_of(relu_like, smooth)
 any_network = st.one_of(networks_with_shapes(acts, max_pixels=40), pooled_networks(acts, max_elements=1500))
@@ -83,3 +77,109 @@ def test_a_global_pool_forgets_where_things_are() -> None:
     pooled, still = Sequential(*layers, GlobalAvgPool(), Dense()), Sequential(*layers, Dense())
     assert reference.kernel(pooled, X[:1], moved) == pytest.approx(reference.kernel(pooled, X[:1], X), rel=1e-12)
     assert abs(reference.kernel(still, X[:1], moved) / reference.kernel(still, X[:1], X) - 1).max() > 1e-3
+
+
+def test_a_linear_network_counts_its_layers() -> None:
+    """Without nonlinearities every layer's weights contribute K: Θ = depth · K where there are no biases."""
+    X = np.random.default_rng(0).normal(size=(3, 4))
+    for depth in (1, 2, 5):
+        net = Sequential(*[Dense(1.3)] * depth)
+        np.testing.assert_allclose(reference.kernel(net, X, kind="ntk"), depth * reference.kernel(net, X), rtol=1e-13)
+
+
+# ---- gradients ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_gradients_of_generated_networks(seed: int) -> None:
+    """Biases of variance 0 get some, or are left out: patches that lie in the padding have infinite derivatives."""
+    rng = np.random.default_rng(seed)
+    net, shape = small_network(rng, pools=seed % 3 == 0)
+    if seed % 2:
+        net = net.with_parameters({name: 0.05 for name, value in net.parameters().items() if value == 0.0})
+    names = [name for name, value in net.parameters().items() if value != 0.0]
+    X = rng.normal(size=(3, *shape))
+    Z = rng.normal(size=(2, *shape)) if seed % 4 == 0 else None
+    G = rng.normal(size=(3, 3 if Z is None else 2))
+    found, expected = derivatives.gradient(net, X, Z, G), derivatives.by_differences(net, X, Z, G, names)
+    assert list(found) == list(net.parameters())
+    size = max(map(abs, expected.values()))
+    assert {name: found[name] for name in names} == pytest.approx(expected, rel=1e-6, abs=1e-7 * size)
+
+
+def test_gradients_of_blank_patches_are_finite_numbers() -> None:
+    """A patch without variance takes no part in the weights' gradients, as in finite differences."""
+    net = zoo.resnet(8)
+    X = np.random.default_rng(0).normal(size=(3, 1, 8, 8))
+    X[:, :, :5] = 0.0
+    X[2] = 0.0
+    G = np.random.default_rng(1).normal(size=(3, 3))
+    weights = {name for name in net.parameters() if not name.endswith("bias_var")}
+    found, expected = derivatives.gradient(net, X, None, G), derivatives.by_differences(net, X, None, G, weights)
+    assert np.isfinite(list(found.values())).all()
+    assert {name: found[name] for name in weights} == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+# ---- neural-tangents 0.6.5 (Novak et al. 2020), which carries all covariances ---------------------------------------
+
+
+# Written by tools/pooled_by_neural_tangents.py, in float64, with jax 0.10.2 (whose moved names were put back where
+# neural-tangents looks for them): the upper triangles of both kernels of three images, row by row.
+# fmt: off
+BY_NEURAL_TANGENTS = {
+    "lenet": [0.5181027417727688, 0.4926240647711041, 0.47516015407299794,
+        0.5148543007481219, 0.4886673082854395, 0.501933655294005],
+    "overlapping": [0.6920631379728613, 0.6186503153135707, 0.5880205409038951,
+        0.6938491452723963, 0.6244470822749967, 0.6881942262472649],
+    "strided": [0.6939694494422376, 0.6525291397093556, 0.6429341741317924,
+        0.7116180836958921, 0.655000503248383, 0.699640558669211],
+    "global": [0.4254524826668, 0.41540608817595015, 0.41033333924953863,
+        0.4206513485888449, 0.4162750836320106, 0.42256022617537115],
+    "residual": [1.0958943301264463, 1.072288984578217, 1.0506000163523326,
+        1.0845325355089368, 1.0610586883915043, 1.0686394442338274],
+}
+TANGENT_BY_NEURAL_TANGENTS = {
+    "lenet": [0.949209226254534, 0.8230453878783014, 0.7575922131528736,
+        0.9399456812006223, 0.817548073915344, 0.9077601665575328],
+    "overlapping": [1.5292332297783937, 1.1535619670727688, 1.0243368405827042,
+        1.5371430735748972, 1.1810994871662035, 1.5255692553696476],
+    "strided": [1.3045475043915917, 1.0388088726737434, 0.9864300059536739,
+        1.4070348935476846, 1.05149244857534, 1.3303410129045525],
+    "global": [0.8554728695308382, 0.8129828805498811, 0.7878114989560827,
+        0.8418236209477199, 0.8186638628438473, 0.8512680130263365],
+    "residual": [2.0981425124679047, 1.9201980262954956, 1.8183345795503025,
+        2.0725331979813744, 1.904374077945354, 2.0376367988995017],
+}
+# fmt: on
+
+
+def conv(size: int, stride: int = 1, padding: str = "same") -> Conv:
+    return Conv(size, stride, padding, weight_var=2.0, bias_var=0.1)  # type: ignore[arg-type]
+
+
+R, D, G = ReLU(), Dense(weight_var=2.0, bias_var=0.1), GlobalAvgPool()
+BLOCK = Sum(Identity(), Sequential(R, conv(3)))
+RIVALS: dict[str, tuple[Network, tuple[int, ...]]] = {
+    "lenet": (Sequential(conv(3), R, AvgPool(2), conv(3), R, AvgPool(2), D), (1, 8, 8)),
+    "overlapping": (Sequential(conv(3), R, AvgPool(3, 2), conv(2, 1, "valid"), R, D), (2, 9, 7)),
+    "strided": (Sequential(conv(3, 3, "valid"), R, conv(3), R, AvgPool(2, 1), D), (1, 12, 12)),
+    "global": (Sequential(conv(3), R, conv(3), Erf(), G, D), (2, 6, 5)),
+    "residual": (Sequential(conv(3), BLOCK, R, AvgPool(2), conv(3), BLOCK, R, G, D), (1, 6, 6)),
+}
+
+
+def waves(channels: int, height: int, width: int) -> np.ndarray:
+    n, c, i, j = np.ogrid[:3, :channels, :height, :width]
+    return np.sin(1.0 + n + (0.7 + 0.3 * n) * i + (1.1 - 0.2 * n) * j * (c + 1))
+
+
+@pytest.mark.parametrize(("kind", "numbers"), [("nngp", BY_NEURAL_TANGENTS), ("ntk", TANGENT_BY_NEURAL_TANGENTS)])
+@pytest.mark.parametrize("name", RIVALS)
+def test_the_rivals_numbers(name: str, kind: Any, numbers: dict[str, list[float]]) -> None:
+    net, shape = RIVALS[name]
+    expected, X, upper = np.array(numbers[name]), waves(*shape), np.triu_indices(3)
+    # Two float64 programs that round in different places; a slip in the mathematics would be far larger.
+    np.testing.assert_allclose(reference.kernel(net, X, kind=kind)[upper], expected, rtol=1e-11)
+    double, single = (Kernel(net, device="cpu", dtype=dtype, kind=kind)(X)[upper] for dtype in ("float64", "float32"))
+    np.testing.assert_allclose(double, expected, rtol=1e-11)
+    np.testing.assert_allclose(single, expected, rtol=0, atol=1e-6 * expected.max())

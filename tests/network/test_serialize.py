@@ -10,22 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cnngp import (
-    Conv,
-    ConvTranspose,
-    Dense,
-    Elementwise,
-    Identity,
-    LayerNorm,
-    LeakyReLU,
-    NetworkError,
-    NormalizedExp,
-    Rbf,
-    ReLU,
-    Sequential,
-    Sum,
-    from_json,
-)
+from cnngp import Conv, ConvTranspose, Dense, Identity, Sequential, Sum, from_json
+from cnngp.network.layers import Elementwise, LayerNorm, LeakyReLU, NetworkError, NormalizedExp, Rbf, ReLU
 from helpers.examples import examples
 from helpers.nonlinearities import ONE_OF_EACH
 

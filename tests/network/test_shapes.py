@@ -7,21 +7,10 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from cnngp import (
-    AvgPool,
-    Conv,
-    ConvTranspose,
-    Dense,
-    GlobalAvgPool,
-    Identity,
-    Kernel,
-    NetworkError,
-    ReLU,
-    Sequential,
-    Sum,
-)
+from cnngp import AvgPool, Conv, ConvTranspose, Dense, GlobalAvgPool, Identity, Kernel, Sequential, Sum
 from cnngp.network import Network, reference, shapes
 from cnngp.network.geometry import AxisSum, Window
+from cnngp.network.layers import NetworkError, ReLU
 from cnngp.network.placed import placed
 from helpers.examples import examples
 from helpers.networks import convolutions, networks_with_shapes, transposed
@@ -222,26 +211,26 @@ STRIDED_BRANCH = Sequential(Conv(3), Sum(Identity(), Sequential(ReLU(), Conv(3, 
 TOO_MANY = "axis 0: .* locations, padding included, with a filter of .* are over 16,777,216 reads"
 TOO_LARGE = Conv(10**9), Conv(3, padding=10**9), Conv(3, dilation=10**9), ConvTranspose(3, stride=10**9)
 PADS = "; use padding_mode='zeros' or 'replicate', or less padding"
+POOLS = Sequential(C, R, AvgPool(5, 1, 2, count_include_pad=False), C, R, GlobalAvgPool(), Dense())
+ONE_SHAPE = r"the branches of a Sum must have one shape, but branches\[0\] gives"
+SPANS = "the filter spans 9 locations but the padded axis has only 8"
 REFUSED: list[tuple[Network, tuple[int, ...], str]] = [
     (
-        WIDE,
-        (8, 9),
-        r"^layers\[1\]: Conv\(5, padding='valid', dilation=2\) on 8 × 9: axis 0: the filter spans 9 locations but the "
-        "padded axis has only 8; use a smaller kernel_size or dilation, more padding, or larger images$",
+        *(WIDE, (8, 9)),
+        rf"^layers\[1\]: Conv\(5, padding='valid', dilation=2\) on 8 × 9: axis 0: {SPANS}; use a smaller kernel_size "
+        "or dilation, more padding, or larger images$",
     ),
-    (WIDE, (9, 8), "axis 1: the filter spans 9 locations but the padded axis has only 8"),
-    (Sequential(AvgPool(9), Dense()), (8, 8), "axis 0: the filter spans 9 locations but the padded axis has only 8"),
+    (WIDE, (9, 8), f"axis 1: {SPANS}"),
+    (Sequential(AvgPool(9), Dense()), (8, 8), f"axis 0: {SPANS}"),
     (Conv(7, padding_mode="reflect"), (3,), f"'reflect' can pad an axis of 3 by at most 2, not 3{PADS}"),
     (Conv(3, padding_mode="reflect"), (1,), f"'reflect' can pad an axis of 1 by at most 0, not 1{PADS}"),
     (Conv(7, padding_mode="circular"), (2,), f"'circular' can pad an axis of 2 by at most 2, not 3{PADS}"),
     (Conv(4, padding=((0, 5),), padding_mode="reflect"), (5,), "can pad an axis of 5 by at most 4, not 5"),
     (
-        STRIDED_BRANCH,
-        (8, 8),
-        r"^layers\[1\]: the branches of a Sum must have one shape, but branches\[0\] gives 8 × 8, branches\[1\] gives "
-        r"4 × 4; give the skip a Conv\(1, stride=…\)$",
+        *(STRIDED_BRANCH, (8, 8)),
+        rf"^layers\[1\]: {ONE_SHAPE} 8 × 8, branches\[1\] gives 4 × 4; give the skip a Conv\(1, stride=…\)$",
     ),
-    (Sum(Conv(3), Dense()), (7, 7), "must have one shape, but branches.0. gives 7 × 7, branches.1. gives 1"),
+    (Sum(Conv(3), Dense()), (7, 7), rf"{ONE_SHAPE} 7 × 7, branches.1. gives 1"),
     (Conv((3, 3)), (8,), r"has kernel_size=\(3, 3\) for 2 axes, but its input has 1"),
     (Conv(3, stride=(1, 2)), (8,), r"has stride=\(1, 2\) for 2 axes, but its input has 1"),
     (Conv(3, dilation=(1, 2, 1)), (8, 8), r"has dilation=\(1, 2, 1\) for 3 axes, but its input has 2"),
@@ -253,23 +242,13 @@ REFUSED: list[tuple[Network, tuple[int, ...], str]] = [
     (ConvTranspose(3, 2, 1, output_padding=2), (4,), r"output_padding=2 must be smaller than .* \(2\)"),
     (ConvTranspose(1, padding=3), (4,), "the output would have -2 locations; use less padding or larger images"),
     *((layer, (4,), TOO_MANY) for layer in TOO_LARGE),
-    (
-        Sequential(C, R, C, R, GlobalAvgPool(), Dense()),
-        (400, 400),
-        r"layers\[4\]: .* on 400 × 400 needs",
-    ),
-    (  # windows of many sizes make a part each of every two of them
-        Sequential(C, R, AvgPool(5, 1, 2, count_include_pad=False), C, R, GlobalAvgPool(), Dense()),
-        (9, 6, 7),
-        r"layers\[2\]: AvgPool.* on 9 × 6 × 7 adds up .* count_include_pad=True",
-    ),
+    (Sequential(C, R, C, R, GlobalAvgPool(), Dense()), (400, 400), r"layers\[4\]: .* on 400 × 400 needs"),
+    # windows of many sizes make a part each of every two of them
+    (POOLS, (9, 6, 7), r"layers\[2\]: AvgPool.* on 9 × 6 × 7 adds up .* count_include_pad=True"),
     *(
-        (
-            Sequential(Conv(3, padding_mode=mode), R, AvgPool(2), Dense()),  # type: ignore[arg-type]
-            (8, 8),
-            rf"layers\[0\].*padding_mode='{mode}' does not keep their displacement",
-        )
+        (net, (8, 8), rf"layers\[0\].*padding_mode='{mode}' does not keep their displacement")
         for mode in ("reflect", "replicate")
+        for net in [Sequential(Conv(3, padding_mode=mode), R, AvgPool(2), Dense())]  # type: ignore[arg-type]
     ),
 ]
 

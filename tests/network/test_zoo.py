@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cnngp import AvgPool, Conv, Dense, GlobalAvgPool, Kernel, NetworkError, ReLU, Sequential, zoo
-from cnngp.network import Network, reference
+from cnngp.network import Network
 from cnngp.network.names import (
     AN_IMAGE,
     IN_ALL,
@@ -72,14 +72,6 @@ def test_resnet_keeps_all_but_its_end() -> None:
     assert small[-3:] == (R, AvgPool(3, stride=1), Dense())
 
 
-@pytest.mark.parametrize("name", ["lenet", "resnet8-pool2"])
-def test_named_networks_are_their_kernels(name: str) -> None:
-    net: Any = network_by_name(name)
-    X = np.random.default_rng(1).normal(size=(2, 1, 14, 14)).astype(np.float32)
-    K = reference.kernel(net, X)
-    np.testing.assert_allclose(Kernel(net, device="cpu")(X), K, rtol=0, atol=1e-6 * np.abs(K).max())
-
-
 @pytest.mark.parametrize(("size", "elements"), [("small", 32_768), ("medium", 112_360), ("large", 424_436)])
 def test_pooled_networks_cost_what_they_say(size: Any, elements: int) -> None:
     walk = placed(zoo.pooled_cnn(size), (28, 28)).walk()  # type: ignore[arg-type]
@@ -124,34 +116,24 @@ def test_networks_with_biases_have_names_that_lead_back_to_them(name: str) -> No
     assert [type(layer) for layer in network.layers] == [type(layer) for layer in network_by_name(plain).layers]  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("myrtle6", "depth=6 is not one of 4, 5, 7, 10"),
-        ("resnet8-pool0", "pool=0 is not None, 'global' or a positive integer"),
-        ("myrtle5-global", "no network 'myrtle5-global'"),
-        ("resnet9-global", "depth=9 is not 6n"),
-        *((name, "no network") for name in ("pooled_cnn-bias", "pooled_cnn-bias-1", "auto-bias1", "nothing-bias1")),
-    ],
-)
-def test_wrong_names_are_refused(name: str, says: str) -> None:
-    with pytest.raises(NetworkError, match=says):
-        network_by_name(name)
+WRONG: list[tuple[str | dict[str, Any], str]] = [
+    ("myrtle6", "depth=6 is not one of 4, 5, 7, 10"),
+    ("resnet8-pool0", "pool=0 is not None, 'global' or a positive integer"),
+    ("myrtle5-global", "no network 'myrtle5-global'"),
+    ("resnet9-global", "depth=9 is not 6n"),
+    *((name, "no network") for name in ("pooled_cnn-bias", "pooled_cnn-bias-1", "auto-bias1", "nothing-bias1")),
+    ({"size": "huge"}, r"size='huge' is not one of 'small', 'medium', 'large'"),
+    ({"halvings": -1}, "halvings=-1 is not an integer of 0 or more"),
+    ({"halvings": 1.5}, "halvings=1.5 is not an integer of 0 or more"),
+    ({"pool": "local"}, "pool='local' is not None, 'global' or a positive integer"),
+    ({"nonlinearity": "erf"}, "nonlinearity='erf' is not 'relu' or 'exp'"),
+]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ({"size": "huge"}, r"size='huge' is not one of 'small', 'medium', 'large'"),
-        ({"halvings": -1}, "halvings=-1 is not an integer of 0 or more"),
-        ({"halvings": 1.5}, "halvings=1.5 is not an integer of 0 or more"),
-        ({"pool": "local"}, "pool='local' is not None, 'global' or a positive integer"),
-        ({"nonlinearity": "erf"}, "nonlinearity='erf' is not 'relu' or 'exp'"),
-    ],
-)
-def test_wrong_pooled_networks_are_refused(arguments: dict[str, Any], says: str) -> None:
+@pytest.mark.parametrize(("given", "says"), WRONG)
+def test_wrong_names_and_arguments_are_refused(given: Any, says: str) -> None:
     with pytest.raises(NetworkError, match=says):
-        zoo.pooled_cnn(**arguments)
+        network_by_name(given) if isinstance(given, str) else zoo.pooled_cnn(**given)
 
 
 @pytest.mark.parametrize("size", ["small", "medium", "large"])
