@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cnngp import AvgPool, Conv, Dense, Elementwise, Identity, Kernel, Sequential, Sum
+from cnngp import Kernel
 from cnngp.kernel.engines.cuda.engine import CudaGradient
 from cnngp.kernel.program.reverse import reverse
 from cnngp.network import Network

@@ -13,7 +13,6 @@ from cnngp import (
     Conv,
     Dense,
     Elementwise,
-    Erf,
     GlobalAvgPool,
     Identity,
     Kernel,
