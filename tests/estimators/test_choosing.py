@@ -200,8 +200,28 @@ def test_a_larger_network_is_taken_unless_it_is_clearly_worse(monkeypatch: pytes
         best.K, best.kernel_of = np.ones((100, 100)), lambda recipe, few, worse=worse: 1.0 + worse  # type: ignore[assignment, misc]
         search = choosing._Search([best], images, targets, None, np.arange(100), left)
         with choosing.progress_bar(None, "", "", wanted=False) as bar:
-            assert search._enlarged(best, bar) is (taken == 2)
-        assert best.at == taken
+            fitted = search._enlarged(best, bar)
+        assert (fitted is best, fitted.at, best.at) == (taken == 0, taken, 0)
+
+
+@pytest.mark.parametrize("left", [1e10, 0.0])
+def test_a_sum_is_compared_with_the_network_that_is_fitted(left: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another row adds to the small network, the large one may know already, or nobody could see."""
+    x = np.random.default_rng(0).standard_normal((160, 3)).astype(np.float32)
+    y = RealTargets((x[:, :1] + np.abs(x[:, 1:2])).astype(float))
+    linear, even = x @ x.T, np.abs(x) @ np.abs(x.T)
+    monkeypatch.setattr(table, "_matrix", lambda kernel, X, Z=None: (linear + even)[: len(X), : len(X)])
+    best, other = (replace(tried_as(table.left_out(K, y)), K=K) for K in (linear, even))
+    best.kernel_of = lambda recipe, few: None  # type: ignore[assignment, misc, return-value]
+    search = choosing._Search([best, other], choosing.Images(x, x.dtype), y, None, np.arange(160), left)
+    choice = choosing.Choice(Recipe([best.candidate.term]), "best", 160, compared=(best.said(), other.said()))
+    with choosing.progress_bar(None, "", "", wanted=False) as bar:
+        large = search._enlarged(best, bar)
+        as_compared = search._with_sum(choice, best, best, 1e12, bar)
+        as_fitted = search._with_sum(choice, best, large, 1e12, bar)
+    assert large.at == 2
+    assert len(as_compared.recipe.terms) == 2
+    assert as_fitted == choice
 
 
 def test_a_usual_way_that_was_kept_is_not_called_the_best() -> None:

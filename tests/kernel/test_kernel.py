@@ -52,8 +52,11 @@ def entries_depend_on_their_images_alone(net, X, Z, **settings):
         plain = Kernel(net, check=False, **settings | {"kind": "nngp"})
         for pair, theta in (((X, None), K), ((X, Z), across)):
             both = kernel.both(*pair)
-            assert np.array_equal(both[0], plain(*pair))
             assert np.array_equal(both[1], theta)
+            if settings["device"] == "cpu":
+                assert np.array_equal(both[0], plain(*pair))
+            else:  # another form of the pair kernel, which adds in another order (docs/ntk.md)
+                np.testing.assert_allclose(both[0], plain(*pair), rtol=0, atol=8 * np.finfo(K.dtype).eps * both[0].max())
 
 
 SAME = AvgPool(3, stride=1, padding=1)

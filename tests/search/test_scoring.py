@@ -48,8 +48,8 @@ def test_a_score_from_matrices_on_a_card(monkeypatch: pytest.MonkeyPatch) -> Non
             super().__init__(*arguments)
             self.device = "cuda"
 
-        def _made(self, input_shape: Any, kind: Any) -> Any:
-            return Kernel(self.network, "cpu")._made(input_shape, kind)
+        def _engine(self, shape: Any, kind: Any) -> Any:
+            return Kernel(self.network, "cpu")._engine(shape, kind)
 
         def _images(self, X: Any, name: str) -> Any:
             return Kernel(self.network, "cpu")._images(X, name)

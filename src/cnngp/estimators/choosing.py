@@ -221,10 +221,10 @@ class _Search:
                     best, gain = usual, np.zeros(1)
             compared = tuple([t.said() for t in [best, *(t for t in self.alive if t is not best)]] + self.gone)
             choice = replace(choice, images=compared[0].images, compared=compared, gain=float(gain.mean()))
-            choice = replace(choice, relatives=self._enlarged(best, bar))  # changes its size
-            chosen = best.candidate
+            fitted = self._enlarged(best, bar)
+            chosen = fitted.candidate
             choice = replace(choice, recipe=Recipe((chosen.term,)), name=str(chosen), elements=chosen.elements)
-            return self._with_sum(choice, best, most, bar)
+            return self._with_sum(replace(choice, relatives=fitted is not best), best, fitted, most, bar)
 
     def _about(self, n: int) -> tuple[Targets, Codes]:
         """Targets and groups of the first n images in order."""
@@ -274,38 +274,40 @@ class _Search:
                     return images, sizes
         return None
 
-    def _enlarged(self, best: Tried, bar: Any) -> bool:
-        """Give the best row its largest size, if that is no worse than the compared one on as many images as what is
-        left allows; whether its smaller relatives alone were compared on all of them.
+    def _enlarged(self, best: Tried, bar: Any) -> Tried:
+        """The best row in its largest size, or as it was compared where that is better on as many images as what is
+        left allows; without a matrix where these are too few to tell.
         """
         last = len(best.sizes) - 1
         if best.at == last or best.K is None or not np.isfinite(best.losses).all():
-            return False
-        n = min(best.images, _SOME, int(math.sqrt(max(0.0, 2 * self.left / best.sizes[last].elements))))
+            return best
+        large = replace(best, at=last, K=None)
+        n = min(best.images, _SOME, int(math.sqrt(max(0.0, 2 * self.left / large.candidate.elements))))
         if n >= min(best.images, _FIRST[0]):
-            large, (few, groups) = replace(best, at=last, K=None), self._about(n)
+            few, groups = self._about(n)
             bar.set_postfix_str(f"{large.candidate} on {n:,} images", refresh=False)
             large.judge(self.images.at(self.order[:n]), few, groups, last)
             if clear(large.losses - left_out(best.K[:n, :n], few, groups), groups):
-                return False
-        best.at = last
-        return True
+                return best
+        return large
 
-    def _with_sum(self, choice: Choice, best: Tried, most: float, bar: Any) -> Choice:
-        """The sum of two or three finalists where it is clearly better than the best of them, and costs no more than
-        `most` covariances a pair. Weights are found on a part of the images, and the sum is judged on all.
+    def _with_sum(self, choice: Choice, best: Tried, fitted: Tried, most: float, bar: Any) -> Choice:
+        """The sum of two or three finalists where it is clearly better than the best of them as it would be `fitted`,
+        and costs no more than `most` covariances a pair. Weights are found on a part of the images on which all were
+        compared in the sizes of the sum, and it is judged on all of these.
         """
-        finalists = self.alive[:_FINALISTS]
-        matrices = {id(t): t.K for t in finalists if t.K is not None and float(t.K.diagonal().mean()) > 0.0}
+        finalists = [fitted if t is best else t for t in self.alive[:_FINALISTS]]
+        n = fitted.images
+        matrices = {id(t): t.K[:n, :n] for t in finalists if t.K is not None and float(t.K.diagonal().mean()) > 0.0}
         known = [t for t in finalists if id(t) in matrices]
-        targets, groups = self._about(choice.images)
-        part = slice(max(0, choice.images - _SOME), choice.images)
+        targets, groups = self._about(n)
+        part = slice(max(0, n - _SOME), n)
         some, of_part = None if groups is None else groups[part], targets.at(part)
         tries: list[tuple[float, tuple[Tried, ...], tuple[int, ...]]] = []
         bar.set_postfix_str("sums", refresh=False)
         for count, weights in _WEIGHTS.items():
             for group in combinations(known, count):
-                if best in group and sum(t.candidate.elements for t in group) <= most:
+                if fitted in group and sum(t.candidate.elements for t in group) <= most:
                     for w in weights:
                         K = summed([matrices[id(t)][part, part] for t in group], w)
                         tries.append((float(left_out(K, of_part, some).mean()), group, w))
@@ -313,7 +315,7 @@ class _Search:
             return choice
         _, group, w = min(tries, key=lambda t: t[0])
         losses = left_out(summed([matrices[id(t)] for t in group], w), targets, groups)
-        gain = best.losses - losses
+        gain = fitted.losses - losses
         if not clear(gain, groups):
             return choice
         shares = [x / sum(w) for x in w]
@@ -322,7 +324,8 @@ class _Search:
             choice,
             recipe=Recipe(tuple(replace(t.candidate.term, weight=x) for t, x in zip(group, shares, strict=True))),
             name=name,
-            compared=(Compared(name, float(losses.mean()), len(losses)), *choice.compared),
+            images=n,
+            compared=(Compared(name, float(losses.mean()), n), fitted.said(), *choice.compared[1:]),
             gain=choice.gain + float(gain.mean()),
             elements=sum(t.candidate.elements for t in group),
         )

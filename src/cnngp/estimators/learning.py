@@ -55,9 +55,6 @@ _IMAGES = 8
 _LEAST = {"float64": 1e-9, "float32": 2e-4}
 
 
-# ---- what was learned ------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Change:
     """Variances that changed together, by one factor; `before` and `after` are their geometric means.
@@ -134,9 +131,6 @@ class Learned:
         return cls(**data | networks | {"changes": changes, "path": path, "left_out": tuple(data["left_out"])})
 
 
-# ---- groups of parameters --------------------------------------------------------------------------------------------
-
-
 class Group(NamedTuple):
     """Parameters that change by one factor."""
 
@@ -174,9 +168,6 @@ def moved(values: Values, groups: Sequence[Group], log_factors: Array) -> Values
     for group, factor in zip(groups, np.exp(log_factors), strict=True):
         changed |= {member: float(values[member] * factor) for member in group.members}
     return changed
-
-
-# ---- the loss --------------------------------------------------------------------------------------------------------
 
 
 class Problem:
@@ -271,9 +262,6 @@ class Problem:
             slopes.append(self.slopes(kernel, groups, W, X) / size)
         _, sizes, basis = np.linalg.svd(np.stack(slopes), full_matrices=False)
         return np.asarray(basis[sizes > _LEAST[dtype]].T)
-
-
-# ---- the search ------------------------------------------------------------------------------------------------------
 
 
 class _Enough(Exception):
