@@ -34,9 +34,14 @@ def made(call: Callable[[Any, Any], Any], **layers: Any) -> nn.Module:
     return Made(call, layers)
 
 
+def ending(*layers: nn.Module, left: int) -> nn.Module:
+    """Layers, and a dense one on the `left` numbers that they leave."""
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(left, 1))
+
+
 def cnn(*middle: nn.Module, features: int = 4 * 36) -> nn.Module:
     """A small network with something in its middle."""
-    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), *middle, nn.Flatten(), nn.Linear(features, 1))
+    return ending(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), *middle, left=features)
 
 
 def _conv(c_in: int = 4, k: int = 3, **options: Any) -> nn.Conv2d:
@@ -131,9 +136,6 @@ def examples() -> list[tuple[nn.Module, tuple[int, ...], Network]]:
     def transposed(*args: Any, **kwargs: Any) -> ConvTranspose:
         return ConvTranspose(*args, weight_var=WEIGHT_VAR, bias_var=BIAS_VAR, **kwargs)
 
-    def image(*layers: nn.Module, left: int) -> nn.Module:
-        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(left, 1))
-
     dense, relu, relu_ = Dense(WEIGHT_VAR, BIAS_VAR), ReLU(), nn.ReLU()
     residual = Sum(Sequential(relu, conv(3)), Identity())
     arms = Sum(*(Sequential(Elementwise("tanh"), conv(k)) for k in (1, 3, 5)))
@@ -154,21 +156,21 @@ def examples() -> list[tuple[nn.Module, tuple[int, ...], Network]]:
     up = (transposed(4, stride=2), relu, transposed(3, stride=2), relu)
     rows: list[tuple[nn.Module, tuple[int, ...], tuple[Network, ...]]] = [
         (plain, (3, 8, 8), (*plain_net, dense, Elementwise("silu"), dense)),
-        (image(*one, left=24), (2, 18), (conv(5, dilation=2), relu, conv(3, stride=3, padding="valid"), relu, dense)),
+        (ending(*one, left=24), (2, 18), (conv(5, dilation=2), relu, conv(3, stride=3, padding="valid"), relu, dense)),
         (
-            image(three, relu_, nn.Conv3d(4, 4, 2, stride=2), relu_, left=16),
+            ending(three, relu_, nn.Conv3d(4, 4, 2, stride=2), relu_, left=16),
             (1, 4, 2, 4),
             (conv((3, 1, 3), padding_mode="replicate"), relu, conv(2, stride=2, padding="valid"), relu, dense),
         ),
         (transposed_net(), (1, 6, 6), (conv(4, stride=2, padding=1), relu, *up, dense)),
         (mlp, (7,), (dense, relu, dense, Elementwise("gelu_tanh"), dense)),
-        (image(*even, left=100), (1, 5, 5), (conv(4), relu, conv(4, padding=((2, 1), (2, 1))), relu, dense)),
+        (ending(*even, left=100), (1, 5, 5), (conv(4), relu, conv(4, padding=((2, 1), (2, 1))), relu, dense)),
         (
-            image(*padded, left=96),
+            ending(*padded, left=96),
             (1, 6, 5),
             (conv(3, padding=((2, 0), (0, 1))), relu, conv(3, padding_mode="reflect"), relu, dense),
         ),
-        (image(*cropped, left=400), (1, 6, 6), (transposed(3, stride=2, padding=((0, 3), (1, 2))), relu, dense)),
+        (ending(*cropped, left=400), (1, 6, 6), (transposed(3, stride=2, padding=((0, 3), (1, 2))), relu, dense)),
         (in_place(), (1, 6, 6), (conv(3), residual, residual, relu, dense)),
         (three_branches(), (2, 6, 6), (conv(3), arms, Sum(Identity(), outer), cnngp.Sin(), dense)),
     ]

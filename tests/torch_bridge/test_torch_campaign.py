@@ -14,6 +14,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 from cnngp import Kernel, NetworkError, from_torch
 from cnngp.torch import check_limit
+from helpers.torch_modules import made
 
 pytestmark = [
     pytest.mark.slow,
@@ -44,41 +45,35 @@ ODD: list[Callable[[Any], Any]] = [
 ACTIVATIONS: list[Callable[[Any], Any]] = [R, torch.tanh, torch.erf, lambda h: F.leaky_relu(h, 0.3)]
 
 
-class Program(nn.Module):
+def program(rng: np.random.Generator) -> nn.Module:
     """Statements on the names h and k, drawn at random; each block has its own convolution."""
 
-    def __init__(self, rng: np.random.Generator) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(1, 4, 3, padding=1)
-        self.blocks = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(3))
-        self.head = nn.Linear(4 * 16, 1)
+    def one(options: list[Any]) -> Any:
+        return options[rng.integers(len(options))]
 
-        def one(options: list[Any]) -> Any:
-            return options[rng.integers(len(options))]
+    statements: list[tuple[str, Any]] = []
+    for i in range(3):
+        for kind, options, chance in (("k", ALIASES, 0.7), ("h", SCALES, 0.3), ("h", ODD, 0.05)):
+            if rng.random() < chance:
+                statements.append((kind, one(options)))
+        statements.append(("block", (i, one(ACTIVATIONS), one(ADDS))))
+    ends_in_k = bool(rng.random() < 0.5)
 
-        self.statements: list[tuple[str, Any]] = []
-        for i in range(3):
-            for kind, options, chance in (("alias", ALIASES, 0.7), ("scale", SCALES, 0.3), ("odd", ODD, 0.05)):
-                if rng.random() < chance:
-                    self.statements.append((kind, one(options)))
-            self.statements.append(("block", (i, one(ACTIVATIONS), one(ADDS))))
-        self.statements.append(("end", bool(rng.random() < 0.5)))
+    def forward(m: Any, x: Any) -> Any:
+        h = k = m.stem(x)
+        for kind, what in statements:
+            if kind == "k":
+                k = what(h)
+            elif kind == "h":
+                h = what(h)
+            else:
+                i, activation, add = what
+                added = add(h, m.blocks[i](activation(h)))
+                h = added if i < 2 else h
+        return m.head(R(k if ends_in_k else h).flatten(1))
 
-    def forward(self, x):
-        h = k = self.stem(x)
-        for kind, what in self.statements:
-            match kind:
-                case "alias":
-                    k = what(h)
-                case "block":
-                    i, activation, add = what
-                    add_to = add(h, self.blocks[i](activation(h)))
-                    h = add_to if i < 2 else h
-                case "end":
-                    h = k if what else h
-                case _:
-                    h = what(h)
-        return self.head(R(h).flatten(1))
+    blocks = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(3))
+    return made(forward, stem=nn.Conv2d(1, 4, 3, padding=1), blocks=blocks, head=nn.Linear(4 * 16, 1))
 
 
 def _taken(module: nn.Module) -> Any:
@@ -94,7 +89,7 @@ def test_random_code_is_refused_or_right() -> None:
     taken = 0
     for seed in range(150):
         torch.manual_seed(seed)
-        module = Program(np.random.default_rng(seed))
+        module = program(np.random.default_rng(seed))
         if _taken(module) is None:
             continue
         taken += 1
@@ -107,11 +102,6 @@ def test_random_code_is_refused_or_right() -> None:
 
 
 # ---- one idiom at a time ---------------------------------------------------------------------------------------------
-
-
-class Halved(nn.Module):
-    def forward(self, w):
-        return w / 2
 
 
 class Doubled(torch.autograd.Function):
@@ -129,12 +119,6 @@ def _kept_sum(m: Any, h: Any) -> Any:
     h = m.f(R(h))
     m.kept += h
     return m.kept
-
-
-def _in_half(m: Any, h: Any) -> Any:
-    a, _ = h.chunk(2, 1)
-    a.mul_(2)
-    return h
 
 
 # `m.f`, `m.g`: convolutions; a ReLU follows. What has to be refused by name is in test_torch_refusals.py.
@@ -157,7 +141,7 @@ TAKEN: dict[str, Callable[[Any, Any], Any]] = {
 }
 EITHER: dict[str, Callable[[Any, Any], Any]] = {
     "full slice": lambda m, h: (h[:].add_(m.f(R(h))), h)[1],
-    "half": _in_half,
+    "half": lambda m, h: (h.chunk(2, 1)[0].mul_(2), h)[1],
     "own weights twice": lambda m, h: m.f(R(m.f(R(h)))),
     "maximum": lambda m, h: torch.maximum(h, torch.zeros(())),
     "strided": lambda m, h: h.as_strided(h.shape, (h.stride(0), h.stride(1), h.stride(3), h.stride(2))),
@@ -172,23 +156,17 @@ EITHER: dict[str, Callable[[Any, Any], Any]] = {
 }
 SETUPS: dict[str, Callable[[Any], object]] = {
     "weight norm": lambda m: parametrizations.weight_norm(m.f),
-    "halved": lambda m: parametrize.register_parametrization(m.f, "weight", Halved()),
+    "halved": lambda m: parametrize.register_parametrization(m.f, "weight", made(lambda m, w: w / 2)),
     "tripled": lambda m: m.f.weight.data.mul_(3),
     "old weight norm": lambda m: nn.utils.weight_norm(m.f),
 }
 
 
-class Idiom(nn.Module):
-    def __init__(self, middle: Callable[[Any, Any], Any], setup: Callable[[Any], object] = lambda m: None) -> None:
-        super().__init__()
-        self.a, self.f, self.g = (nn.Conv2d(c, 192, 3, padding=1) for c in (1, 192, 192))
-        self.head = nn.Linear(192 * 16, 48)
-        self.register_buffer("buffer", torch.full((1,), 2.0))
-        self.middle = middle
-        setup(self)
-
-    def forward(self, x):
-        return self.head(R(self.middle(self, self.a(x))).flatten(1))
+def idiom(middle: Callable[[Any, Any], Any], setup: Callable[[Any], object]) -> nn.Module:
+    layers = {name: nn.Conv2d(c, 192, 3, padding=1) for name, c in (("a", 1), ("f", 192), ("g", 192))}
+    module = made(lambda m, x: m.head(R(middle(m, m.a(x))).flatten(1)), **layers, head=nn.Linear(192 * 16, 48))
+    setup(module)
+    return module.eval()
 
 
 IDIOMS = {name: (middle, lambda m: None) for name, middle in (TAKEN | EITHER).items()}
@@ -199,7 +177,7 @@ IDIOMS |= {name: (lambda m, h: m.f(R(h)) + m.g(R(h)), setup) for name, setup in 
 def test_an_idiom_is_refused_or_right(name: str) -> None:
     """The mean over fresh wide networks: 8 % is four times what chance and the width were found to leave."""
     torch.manual_seed(0)
-    net = _taken(Idiom(*IDIOMS[name]).eval())
+    net = _taken(idiom(*IDIOMS[name]))
     assert net is not None or name not in TAKEN
     if net is None:
         return
@@ -207,6 +185,6 @@ def test_an_idiom_is_refused_or_right(name: str) -> None:
     K, found = Kernel(net, device="cpu", dtype="float64")(X, progress=False), np.zeros((3, 3))
     with torch.no_grad():
         for _ in range(40):
-            y = Idiom(*IDIOMS[name]).eval()(torch.tensor(X, dtype=torch.float32)).double().numpy()
+            y = idiom(*IDIOMS[name])(torch.tensor(X, dtype=torch.float32)).double().numpy()
             found += y @ y.T / y.shape[1] / 40
     assert np.linalg.norm(found - K) < 0.08 * np.linalg.norm(K), net

@@ -18,7 +18,7 @@ import cnngp
 from cnngp import AvgPool, Conv, Dense, Elementwise, Identity, NetworkError, ReLU, Sequential, Sum, from_torch, zoo
 from cnngp.network import Network, functions
 from cnngp.torch_bridge.parts import torch_function
-from helpers.torch_modules import BIAS_VAR, WEIGHT_VAR, PreActivationResNet, cnn, examples, made, transposed_net
+from helpers.torch_modules import BIAS_VAR, WEIGHT_VAR, PreActivationResNet, cnn, ending, examples, made, transposed_net
 
 pytestmark = [
     pytest.mark.usefixtures("one_torch_thread"),
@@ -174,15 +174,11 @@ def of_four(forward: Callable[[Any, Any], Any]) -> nn.Module:
     return made(forward, **{name: nn.Linear(4, 4) for name in "abfgh"}, norm=nn.BatchNorm1d(4, eps=3.0)).eval()
 
 
-def normed(first: nn.Module, norm: nn.Module, features: int) -> nn.Module:
-    return nn.Sequential(first, norm, nn.ReLU(), nn.Flatten(), nn.Linear(features, 1))
-
-
 OF_FEATURES = [
     *(nn.LayerNorm(8), nn.GroupNorm(1, 8), nn.RMSNorm(8, eps=1e-5), nn.LayerNorm(8, elementwise_affine=False)),
     *(nn.GroupNorm(1, 8, affine=False), nn.RMSNorm(8, eps=1e-5, elementwise_affine=False)),
 ]
-LN = cnngp.LayerNorm("all", 1e-5)
+LN, LN_ALL = cnngp.LayerNorm(eps=1e-5), cnngp.LayerNorm("all", 1e-5)
 OF_ALL = [nn.LayerNorm((8, 3, 3)), nn.GroupNorm(1, 8)]  # channels and places
 C, C2, D = Conv(3, weight_var=2.0), Conv(2, padding="valid", weight_var=2.0), Dense(weight_var=2.0)
 
@@ -217,10 +213,7 @@ POOLS: list[tuple[Any, int, Network]] = [
     (lambda x: x.mean(3, keepdim=True), 2, AvgPool((1, 6))),
     (lambda x: F.adaptive_avg_pool2d(x, 1).squeeze((2, 3)), 2, G),
 ]
-FILTERED = nn.Sequential(
-    *(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 4, 1), nn.ReLU()),
-    *(nn.Flatten(), nn.Linear(4, 1)),
-)
+POOL_AND_FILTER = (nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 4, 1), nn.ReLU())
 SKIP = made(lambda m, x: m.b((x + m.a(x)).reshape(len(x), -1)), a=nn.Conv2d(1, 8, 3, padding=1), b=nn.Linear(288, 1))
 torch.manual_seed(0)
 RESNET = PreActivationResNet(2)
@@ -231,10 +224,17 @@ WRITTEN: list[tuple[nn.Module, tuple[int, ...], tuple[Network, ...]]] = [
     (pooled(nn.AdaptiveAvgPool2d(6), 2), (1, 6, 6), (C, ReLU(), D)),
     (pooled(nn.AdaptiveAvgPool2d(3), 2, 7), (1, 7, 7), (C, ReLU(), AvgPool(3, 2), D)),
     (pooled(lambda x: x.mean((2, 3)) * 3.0, 2), (1, 6, 6), (C, ReLU(3.0), G, D)),
-    (FILTERED, (1, 6, 6), (C, ReLU(), AvgPool(6), Conv(1, weight_var=2.0), ReLU(), D)),  # the filter keeps the axes
+    (
+        cnn(*POOL_AND_FILTER, features=4),
+        (1, 6, 6),
+        (C, ReLU(), AvgPool(6), Conv(1, weight_var=2.0), ReLU(), D),
+    ),
     (SKIP, (1, 6, 6), (Sum(Identity(), C), D)),  # the input is added to all channels
-    *((normed(nn.Linear(5, 8), norm, 8), (5,), (D, cnngp.LayerNorm(eps=1e-5), ReLU(), D)) for norm in OF_FEATURES),
-    *((normed(nn.Conv2d(2, 8, 2), norm, 72), (2, 4, 4), (C2, LN, ReLU(), D)) for norm in OF_ALL),
+    *(
+        (ending(nn.Linear(5, 8), norm, nn.ReLU(), left=8), (5,), (D, cnngp.LayerNorm(eps=1e-5), ReLU(), D))
+        for norm in OF_FEATURES
+    ),
+    *((ending(nn.Conv2d(2, 8, 2), norm, nn.ReLU(), left=72), (2, 4, 4), (C2, LN_ALL, ReLU(), D)) for norm in OF_ALL),
 ]
 CASES = [
     *((module, shape, net, WEIGHT_VAR, BIAS_VAR) for module, shape, net in examples()),
