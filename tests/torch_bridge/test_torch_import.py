@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 
 import cnngp
 from cnngp import AvgPool, Conv, Dense, Elementwise, Identity, NetworkError, ReLU, Sequential, Sum, from_torch, zoo
@@ -105,8 +106,9 @@ def test_activations(module: nn.Module | None, function: Any, layer: Network) ->
         np.testing.assert_allclose(functions.as_callable(layer.fn)(x.numpy()), expected.numpy(), atol=1e-12)
 
 
-def test_importing_changes_nothing_of_the_module() -> None:
-    module = cnn(nn.BatchNorm2d(4), nn.Dropout(0.5))
+@pytest.mark.parametrize("layer", [nn.BatchNorm2d(4), parametrizations.spectral_norm(nn.Conv2d(4, 4, 3, padding=1))])
+def test_importing_changes_nothing_of_the_module(layer: nn.Module) -> None:
+    module = cnn(layer, nn.Dropout(0.5))
     before, state = copy.deepcopy(module.state_dict()), torch.get_rng_state()
     cnngp.torch.explain(module, (1, 6, 6), show=False)
     assert all(torch.equal(a, b) for a, b in zip(before.values(), module.state_dict().values(), strict=True))
