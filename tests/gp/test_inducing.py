@@ -26,9 +26,8 @@ def model(rows: Any = slice(None), size: int = 7, **options: Any) -> InducingGP:
     """The model of the points above, or of some of them, in blocks of `size`."""
     K, T = rbf(X[rows], X[M]), Y[rows]
     blocks = [slice(a, a + size) for a in range(0, len(T), size)]
-    return InducingGP(
-        rbf(X[M], X[M]), [(b, K[b], T[b], np.ones(len(T[b]))) for b in blocks], np.arange(len(T)), **options
-    )
+    parts = [(b, K[b], T[b], np.ones(len(T[b]))) for b in blocks]
+    return InducingGP(rbf(X[M], X[M]), parts, np.arange(len(T)), **options)
 
 
 def test_what_cannot_be_meant_is_refused() -> None:
