@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,41 +23,34 @@ COMMANDS = commands("cifar10", ("cifar10",))
 PLAN = cifar10.CifarPlan(depth=5, train=12, test=6)
 
 
-def made_batch(seed: int, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pictures of one colour for each class, with noise, so that a few are enough to learn from."""
-    rng = np.random.default_rng(seed)
-    y = rng.integers(0, 3, n)
-    X = 40 * np.eye(3)[y][:, :, None, None] + rng.normal(120, 25, (n, 3, 32, 32))
-    return X.clip(0, 255).astype(np.uint8), y
-
-
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder above cifar10/, with batches of 12 images in the binary version."""
+    """The folder above cifar10/: six batches of 12 images, one noisy colour for each class, so that a few are enough."""
     monkeypatch.setattr(sets, "CIFAR_IMAGES", 12)
     folder = tmp_path / "data" / "cifar10" / "cifar-10-batches-bin"
     folder.mkdir(parents=True)
     for seed, name in enumerate(NAMES):
-        X, y = made_batch(seed, 12)
-        records = np.concatenate([y[:, None].astype(np.uint8), X.reshape(12, -1)], axis=1)
+        rng = np.random.default_rng(seed)
+        y = rng.integers(0, 3, 12)
+        X = 40 * np.eye(3)[y][:, :, None, None] + rng.normal(120, 25, (12, 3, 32, 32))
+        records = np.concatenate([y[:, None], X.clip(0, 255).reshape(12, -1)], axis=1).astype(np.uint8)
         (folder / f"{name}.bin").write_bytes(records.tobytes())
     return tmp_path / "data"
 
 
 def test_batches_of_another_length_or_with_other_labels_are_refused(files: Path) -> None:
     batch = files / "cifar10" / "cifar-10-batches-bin" / "data_batch_1.bin"
-    for content, message in (
-        (b"\x0b" + bytes(12 * 3073 - 1), "labels up to 11"),
+    too_short, other_labels = (
         (bytes(99), "has 99 bytes; a batch of"),
-    ):
+        (b"\x0b" + bytes(12 * 3073 - 1), "labels up to 11"),
+    )
+    for content, message in (too_short, other_labels):
         batch.write_bytes(content)
         with pytest.raises(DatasetError, match=message):
             sets.original("cifar10", files)
 
 
-def test_the_command_from_files_to_the_table(
-    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_from_files_to_the_table(files: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     # A Myrtle network's variances take half a second an image on a processor; the recipe is the same with another.
     net = Sequential(Conv(3), ReLU(), AvgPool(4), Dense())
     monkeypatch.setattr(cifar10, "myrtle", lambda depth: net)

@@ -45,9 +45,8 @@ def test_timings_from_the_files_to_the_errors(data_folder: Path, tmp_path: Path)
 
 def test_a_whole_run_that_fails_says_why(tmp_path: Path) -> None:
     setting = Setting(tmp_path, device="cpu", data=tmp_path)
-    with pytest.raises(
-        RuntimeError, match=r"the whole run failed: .*expected 'standard' or|which digits does not have"
-    ):
+    told = r"the whole run failed: .*expected 'standard' or|which digits does not have"
+    with pytest.raises(RuntimeError, match=told):
         timings._whole_run(setting, timings.TimingsPlan(table1.Table1Plan(10, 10, 10), "digits"))
 
 
