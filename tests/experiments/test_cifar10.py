@@ -25,7 +25,7 @@ PLAN = cifar10.CifarPlan(depth=5, train=12, test=6)
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder above cifar10/: six batches of 12 images, one noisy colour for each class, so that a few are enough."""
+    """The folder above cifar10/: six batches of 12 images, one noisy colour a class, so that a few are enough."""
     monkeypatch.setattr(sets, "CIFAR_IMAGES", 12)
     folder = tmp_path / "data" / "cifar10" / "cifar-10-batches-bin"
     folder.mkdir(parents=True)
@@ -40,11 +40,8 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_batches_of_another_length_or_with_other_labels_are_refused(files: Path) -> None:
     batch = files / "cifar10" / "cifar-10-batches-bin" / "data_batch_1.bin"
-    too_short, other_labels = (
-        (bytes(99), "has 99 bytes; a batch of"),
-        (b"\x0b" + bytes(12 * 3073 - 1), "labels up to 11"),
-    )
-    for content, message in (too_short, other_labels):
+    other_labels = b"\x0b" + bytes(12 * 3073 - 1)
+    for content, message in ((bytes(99), "has 99 bytes; a batch of"), (other_labels, "labels up to 11")):
         batch.write_bytes(content)
         with pytest.raises(DatasetError, match=message):
             sets.original("cifar10", files)
