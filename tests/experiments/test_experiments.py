@@ -1,22 +1,27 @@
-"""`python -m experiments.baselines`, `.beyond` and `.pooled`: kernels beside the paper's, against separate fits."""
+"""`python -m experiments.…` at a size for tests: kernels beside the paper's, CIFAR-10, and the time of a whole run."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from experiments.command import commands
 from scipy import stats
 from sklearn.gaussian_process.kernels import RBF
 
-from cnngp import AvgPool, Conv, GPClassifier, zoo
+from cnngp import AvgPool, Conv, Dense, GPClassifier, Kernel, ReLU, Sequential, datasets, zoo
+from cnngp.cli import run
+from cnngp.common.errors import DatasetError
+from cnngp.datasets import preparation, sets
 from cnngp.kernel.engines.cuda.cuda_source import generate
 from cnngp.kernel.program import lower
-from cnngp.paper import table1
+from cnngp.paper import results, table1
 from cnngp.paper.setting import Setting
 from cnngp.paper.table1 import SplitImages
-from experiments import baselines, beyond, pooled
+from experiments import baselines, beyond, cifar10, pooled, timings, whole_run
 from helpers.experiments import cell, digits_in_three
 from helpers.idx_files import write_as_fashion_mnist
 
@@ -27,6 +32,13 @@ def telling(folder: Path) -> tuple[Setting, list[str]]:
     """A setting, and what it says."""
     told: list[str] = []
     return Setting(folder, device="cpu", say=lambda name, text: told.append(f"{name}: {text}")), told
+
+
+@pytest.fixture(scope="module")
+def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_as_fashion_mnist(folder / "fashion_mnist")
+    return folder
 
 
 def errors(net: Any, train: int, test: int) -> dict[str, Any]:
@@ -71,9 +83,8 @@ def test_the_kernel_is_scikit_learns_and_its_lengthscale_the_most_likely_one(tmp
     assert log_likelihood(best) > max(log_likelihood(1.1 * best), log_likelihood(best / 1.1))
 
 
-def test_fashion_mnist_stands_in_a_table_of_its_own(tmp_path: Path) -> None:
-    write_as_fashion_mnist(tmp_path / "data" / "fashion_mnist")
-    setting = Setting(tmp_path, device="cpu", data=tmp_path / "data")
+def test_fashion_mnist_stands_in_a_table_of_its_own(data_folder: Path, tmp_path: Path) -> None:
+    setting = Setting(tmp_path, device="cpu", data=data_folder)
     images = SplitImages.of(setting.dataset("fashion_mnist", "paper"), 100, 40, 60)
     details, rows = baselines.fashion(setting, [table1.Case("cnn", "CNN", zoo.small_cnn(), 0.7, 0.9)], images)
     assert set(details) == {"CNN"}
@@ -147,3 +158,121 @@ def test_every_pool_has_a_row_beside_the_dense_layer(tmp_path: Path) -> None:
     assert (plain.network, plain.validation, plain.test) == (paper.network, paper.validation, paper.test)
     assert plain.label == paper.label  # so that the piece of table1 is used
     assert [(case.network, case.test) for case in pools] == [(zoo.resnet(32, pool=p), None) for p in (2, 4, "global")]  # type: ignore[arg-type]
+
+
+# ---- cifar10 ---------------------------------------------------------------------------------------------------------
+
+NAMES = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
+COMMANDS = commands("cifar10", ("cifar10",))
+CIFAR_PLAN = cifar10.CifarPlan(depth=5, train=12, test=6)
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder above cifar10/: six batches of 12 images, one noisy colour a class, so that a few are enough."""
+    monkeypatch.setattr(sets, "CIFAR_IMAGES", 12)
+    folder = tmp_path / "data" / "cifar10" / "cifar-10-batches-bin"
+    folder.mkdir(parents=True)
+    for seed, name in enumerate(NAMES):
+        rng = np.random.default_rng(seed)
+        y = rng.integers(0, 3, 12)
+        X = 40 * np.eye(3)[y][:, :, None, None] + rng.normal(120, 25, (12, 3, 32, 32))
+        records = np.concatenate([y[:, None], X.clip(0, 255).reshape(12, -1)], axis=1).astype(np.uint8)
+        (folder / f"{name}.bin").write_bytes(records.tobytes())
+    return tmp_path / "data"
+
+
+def test_batches_of_another_length_or_with_other_labels_are_refused(files: Path) -> None:
+    batch = files / "cifar10" / "cifar-10-batches-bin" / "data_batch_1.bin"
+    other_labels = b"\x0b" + bytes(12 * 3073 - 1)
+    for content, message in ((bytes(99), "has 99 bytes; a batch of"), (other_labels, "labels up to 11")):
+        batch.write_bytes(content)
+        with pytest.raises(DatasetError, match=message):
+            sets.original("cifar10", files)
+
+
+def test_the_command_from_files_to_the_table(files: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    # A Myrtle network's variances take half a second an image on a processor; the recipe is the same with another.
+    net = Sequential(Conv(3), ReLU(), AvgPool(4), Dense())
+    monkeypatch.setattr(cifar10, "myrtle", lambda depth: net)
+    monkeypatch.setattr(cifar10, "QUICK", CIFAR_PLAN)
+    monkeypatch.setattr(cifar10, "LONG", 0.0)  # with stores, as the whole set
+    out = tmp_path / "out"
+    words = ["--quick", "--device", "cpu", "--data", str(files), "--out", str(out), "--json"]
+    assert run(words, COMMANDS) == 0
+    printed = capsys.readouterr()
+    pairs = 3 * (6 * 12 + 12 * 11 // 2)
+    assert f"{'plan':<22} {pairs:,} pairs of Myrtle-5, about" in printed.err
+    assert "GB of memory and" in printed.err
+    rows = json.loads(printed.out)["rows"]
+    doc = results.read(out / "cifar10.json")
+    assert [r["ours"] for r in rows] == [r["ours"] for r in doc["rows"]]
+    assert all(r["published"] is None for r in rows)  # of 50,000 images, not of these
+    # The recipe written out.
+    data = datasets.load("cifar10", data=files)
+    white = preparation.as_preparation("zca").fit(data.X[:12])
+    X, T = white.transform(data.X[:12]), white.transform(data.X_test[:6])
+    kernel, symmetric = (Kernel(net, device="cpu", symmetry=symmetry) for symmetry in (None, "flip"))
+    for name, K, K_test in (
+        ("Myrtle-5 GP", kernel(X), kernel(T, X)),
+        ("Myrtle-5 GP, flips", symmetric(X), symmetric(T, X)),
+    ):
+        clf = GPClassifier(noise="loo").fit(y=data.y[:12], K=K)
+        error = 100 * float((clf.predict(K=K_test) != data.y_test[:6]).mean())
+        of_it = {r["quantity"]: r["ours"] for r in rows if r["result"] == name}
+        assert of_it == {"test": pytest.approx(error), "leave-one-out": pytest.approx(100 * clf.loo_error_)}
+        assert error < 50.0
+    # Run again, nothing is computed.
+    assert run(words, COMMANDS) == 0
+    assert capsys.readouterr().err.count("kept from an earlier run") == 2
+
+
+def test_the_plan_for_the_whole_set_is_shown_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """50,000 images: 5.2 billion pairs, about five hours on the card that was measured, and 30 GB."""
+    here, told = telling(tmp_path)
+    monkeypatch.setattr(Setting, "actual_device", "cuda")
+    monkeypatch.setattr("cnngp.common.memory.require", lambda *_: None)
+    data = datasets.Dataset("cifar10", np.zeros((1, 3, 32, 32), np.float32), np.zeros(1, int), *(np.zeros((1, 1)),) * 2)
+    cifar10._tell_plan(here, cifar10.FULL, data)
+    assert told[0].startswith("plan: 5,249,925,000 pairs of Myrtle-10, about 5 h 6 min here, 30.0 GB of memory")
+    assert 100 - cifar10.PUBLISHED["plain"] == pytest.approx(87.5)
+    assert "flips" not in cifar10.PUBLISHED  # the published one is of another nonlinearity
+
+
+# ---- timings ---------------------------------------------------------------------------------------------------------
+
+
+def test_timings_from_the_files_to_the_errors(data_folder: Path, tmp_path: Path) -> None:
+    """A process of its own reads the files and ends with the errors that Table 1's piece has."""
+    setting = Setting(tmp_path, device="cpu", data=data_folder)
+    case = table1.Case("resnet", "ResNet GP", zoo.resnet(8))
+    sizes = table1.Table1Plan(100, 40, 60, (case,))
+    data = setting.dataset("fashion_mnist", "paper")
+    found = timings.run(setting, timings.TimingsPlan(sizes, "fashion_mnist", depth=8), data)
+    whole, piece = found["details"]["whole_run"], found["details"]["networks"]["ResNet GP"]
+    for key in ("validation_error", "test_error", "loo_error"):
+        assert whole[key] == piece[key]
+    assert whole["test_error"] < 40
+    assert whole["pairs"] == 100 * 99 // 2 + 100 * 100
+    timing = whole["timing"]
+    parts = [seconds for part, seconds in timing.items() if part not in ("whole", "leave_one_out")]
+    assert sum(parts) <= timing["whole"] < whole["seconds"]
+    assert cell(found, "ResNet GP", "kernels")["ours"] == piece["kernel_seconds"]
+    assert cell(found, "kernels", "seconds")["published"] == 13_200
+    assert [p.name for p in timings.draw(found, tmp_path)] == ["timings.png", "timings.svg"]
+    json.dumps(found["details"])
+
+
+def test_a_whole_run_that_fails_says_why(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, device="cpu", data=tmp_path)
+    told = r"the whole run failed: .*expected 'standard' or|which digits does not have"
+    with pytest.raises(RuntimeError, match=told):
+        timings._whole_run(setting, timings.TimingsPlan(table1.Table1Plan(10, 10, 10), "digits"))
+
+
+@pytest.mark.gpu
+def test_a_whole_run_on_a_card(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CNNGP_DATA", str(data_folder))
+    request = {"data": "fashion_mnist", "depth": 8, "threads": None, "sizes": [100, 40, 60]}
+    card, cpu = (whole_run.whole_run({**request, "device": device}) for device in ("cuda", "cpu"))
+    assert card["test_error"] == pytest.approx(cpu["test_error"], abs=1.7)
