@@ -49,7 +49,7 @@ PLAN = RivalsPlan(
 
 
 def longer(epochs: int, plan: Trained, **model: Any) -> Trained:
-    return Trained({**plan.model, **model}, {**plan.recipe, "epochs": epochs, "batch": 40})
+    return Trained(plan.model | model, plan.recipe | {"epochs": epochs, "batch": 40})
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +61,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.slow
 def test_every_rival_learns_something(tmp_path: Path) -> None:
     """Ten classes: by chance 90 % are wrong."""
-    plan = replace(
-        PLAN,
-        resnet=longer(6, PLAN.resnet),
-        deep_kernel=longer(20, PLAN.deep_kernel),
-        weighted=longer(20, PLAN.weighted, inducing=20),
-        deep_conv_gp=longer(20, PLAN.deep_conv_gp, inducing=20),
-    )
+    more = {"resnet": longer(6, PLAN.resnet), "deep_kernel": longer(20, PLAN.deep_kernel)}
+    more |= {name: longer(20, getattr(PLAN, name), inducing=20) for name in ("weighted", "deep_conv_gp")}
+    plan = replace(PLAN, **more)
     rows = rivals.run(Setting(tmp_path, device="cpu"), plan, DATA)["details"]["rows"]
     assert len(rows) == 6
     for name, values in rows.items():
@@ -76,7 +72,7 @@ def test_every_rival_learns_something(tmp_path: Path) -> None:
         assert 0.0 <= values["test_ece"] < 0.5, name
 
 
-def test_the_table_shows_every_quantity_of_every_row(found: Any) -> None:
+def test_the_table_shows_every_quantity_of_every_row_and_finished_rows_are_kept(found: Any, monkeypatch: Any) -> None:
     (table,) = tables(found[0]["rows"])
     assert table.quantities == ("validation error", "test error", "NLL", "ECE", "learned parameters", "time")
     assert all(set(line) == set(table.quantities) for line in table.lines.values())
@@ -84,23 +80,19 @@ def test_the_table_shows_every_quantity_of_every_row(found: Any) -> None:
     assert published["ResNet, trained"] == 0.41
     assert published["Convolutional GP, exact, patches within 3 places"] is None
     assert "400 training images" in table.name
-
-
-def test_finished_rows_are_kept(found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rivals, "_train", lambda *_: pytest.fail("trained again"))
     monkeypatch.setattr(rivals, "exact", lambda *_: pytest.fail("computed again"))
-    again = rivals.run(found[1], PLAN, DATA)
-    assert again["rows"] == found[0]["rows"]
+    assert rivals.run(found[1], PLAN, DATA)["rows"] == found[0]["rows"]
 
 
 def test_the_paper_s_kernels_stand_beside_them_where_they_were_run(tmp_path: Path) -> None:
-    rows = [
-        results.row("MNIST", "ResNet GP", "validation", unit="%", published=0.68, ours=0.7, seconds=30.0),
-        results.row("MNIST", "ResNet GP", "test", unit="%", published=0.84, ours=0.8, seconds=30.0),
+    table1 = [
+        results.row("MNIST", "ResNet GP", quantity, unit="%", published=published, ours=ours, seconds=30.0)
+        for quantity, published, ours in (("validation", 0.68, 0.7), ("test", 0.84, 0.8))
     ]
     figure3 = [results.row("MNIST", "ResNet kernel, exact GP", q, ours=v) for q, v in (("ECE", 0.002), ("NLL", 0.03))]
-    for name, of_it in (("table1", rows), ("figure3", figure3)):
-        doc = {"schema": results.SCHEMA, "rows": of_it, "command": f"cnngp reproduce {name}", "quick": False}
+    for name, rows in (("table1", table1), ("figure3", figure3)):
+        doc = {"schema": results.SCHEMA, "rows": rows, "command": f"cnngp reproduce {name}", "quick": False}
         (tmp_path / f"{name}.json").write_text(json.dumps(doc))
     told: list[str] = []
     where = Setting(tmp_path, device="cpu", say=lambda name, text: told.append(f"{name}: {text}"))
@@ -170,32 +162,17 @@ def test_learned_parameters_are_counted() -> None:
 
 
 def test_a_loss_that_is_no_number_stops_with_one_line() -> None:
+    model: Any = torch.nn.Linear(1, 1)
+    model.loss = lambda x, y, n: model.weight.sum() * torch.nan
+    model.probabilities = lambda x: torch.full((len(x), 10), 0.1)
     with pytest.raises(FloatingPointError, match=r"broken: the loss became nan in pass 1; use a lower rate"):
-        train(Broken(), IMAGES, Recipe(1, 100, 1e-3), "cpu", 0, "broken")
+        train(model, IMAGES, Recipe(1, 100, 1e-3), "cpu", 0, "broken")
 
 
-class Broken(torch.nn.Module):  # type: ignore[misc, name-defined]
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(()))
-
-    def loss(self, x: Any, y: Any, n: int) -> Any:
-        return self.weight * torch.nan
-
-    def probabilities(self, x: Any) -> Any:
-        return torch.full((len(x), 10), 0.1)
-
-
-# ---- the command -----------------------------------------------------------------------------------------------------
-
-
-def test_without_gpytorch_one_line_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_gpytorch_one_line_names_the_extra(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setattr(setting, "load", lambda name, split, data: DATA)
     monkeypatch.setitem(sys.modules, "gpytorch", None)
-    arguments = ["--quick", "--device", "cpu", "--out", str(tmp_path)]
-    assert command(arguments, commands("rivals")) != 0
+    assert command(["--quick", "--device", "cpu", "--out", str(tmp_path)], commands("rivals")) != 0
     printed = capsys.readouterr().err
     assert 'experiments.rivals needs GPyTorch: pip install "cnngp[torch]"' in printed
     assert "Traceback" not in printed

@@ -56,13 +56,6 @@ def test_copies_that_agree_hardly_make_predictions_surer(copies, least):
     assert np.mean(covered) > least
 
 
-def test_a_given_noise_that_contradictions_exceed_is_told_of():
-    groups = np.repeat(np.arange(20), 2)
-    Y = np.sin(np.arange(40.0))[:, None]
-    with pytest.warns(UserWarning, match="contradict each other by more than the noise explains"):
-        ExactGP(rbf(RNG.normal(size=(20, 9)))[np.ix_(groups, groups)], Y, noise=1e-6, groups=groups)
-
-
 def test_thinned_points_keep_the_contradictions_inside_groups():
     for groups in (np.repeat(np.arange(50), 2), np.arange(100) % 50, np.arange(100) % 3):
         rows = grouping.thinned(groups, 40)
@@ -77,10 +70,16 @@ def test_noise_of_many_points_sees_the_contradictions(monkeypatch):
     groups = np.arange(120) % 60
     points = RNG.normal(size=(60, 2))[groups]
     Y = np.sin(2.0 * points[:, :1]) + 0.3 * RNG.standard_normal((120, 1))
-    K = rbf(points)
     monkeypatch.setattr(objectives, "_MOST_POINTS", 60)
-    gp = ExactGP(K, Y, noise="loo", groups=groups)
+    gp = ExactGP(rbf(points), Y, noise="loo", groups=groups)
     assert 0.1 < math.sqrt(gp.amplitude * gp.noise) < 0.5
+
+
+def test_a_given_noise_that_contradictions_exceed_is_told_of():
+    groups = np.repeat(np.arange(20), 2)
+    K = rbf(RNG.normal(size=(20, 9)))[np.ix_(groups, groups)]
+    with pytest.warns(UserWarning, match="contradict each other by more than the noise explains"):
+        ExactGP(K, np.sin(np.arange(40.0))[:, None], noise=1e-6, groups=groups)
 
 
 def test_groups_are_drawn_whole():
@@ -109,8 +108,6 @@ def test_groups_that_cannot_be_meant_are_refused(groups, message):
 
 # ---- near copies -----------------------------------------------------------------------------------------------------
 
-KINDS = ["noisy", "walks", "pairs"]
-
 
 def of_length(points: np.ndarray, length: float) -> np.ndarray:
     return np.exp(-((points[:, None] - points[None]) ** 2).sum(-1) / (2.0 * length**2))
@@ -130,10 +127,10 @@ def films(kind: str, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def told(points: np.ndarray, labels: np.ndarray | None, Y: np.ndarray, length: float, groups=None) -> list[str]:
     gp = ExactGP(of_length(points, length), Y, noise=0.01, amplitude=1.0, groups=groups)
-    if labels is None:
-        errors = lambda mean: np.abs(mean - Y).mean(1)  # noqa: E731
-    else:
-        errors = lambda mean: (mean.argmax(1) != labels).astype(float)  # noqa: E731
+
+    def errors(mean: np.ndarray) -> np.ndarray:
+        return np.abs(mean - Y).mean(1) if labels is None else (mean.argmax(1) != labels).astype(float)
+
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         warn_of_near_copies(gp, labels, errors)
@@ -144,7 +141,7 @@ def one_hot(labels: np.ndarray) -> np.ndarray:
     return 2.0 * np.eye(labels.max() + 1)[labels] - 1.0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["noisy", "walks", "pairs"])
 @pytest.mark.parametrize("seed", range(3))
 def test_films_are_found_and_named_with_what_they_hide(kind, seed):
     points, film, labels = films(kind, seed)
@@ -171,15 +168,12 @@ def test_nothing_is_said_of_independent_points(dimensions, n):
         assert not told(points, None, np.sin(5.0 * points[:, :1]), 0.3 * np.sqrt(dimensions))
 
 
-def test_classes_that_lie_apart_are_no_films():
+def test_nothing_is_said_of_classes_that_lie_apart_and_of_near_copies_that_hide_nothing():
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(4), 30)
     points = rng.standard_normal((4, 5))[labels] + 0.1 * rng.standard_normal((120, 5))
     assert not told(points, labels, one_hot(labels), 1.0)
-
-
-def test_nothing_is_said_of_near_copies_that_hide_nothing():
-    """Other films of the class predict its label as well."""
+    # other films of the class predict its label as well
     points, _, labels = films("noisy", 0)
     points = 0.3 * points + 5.0 * np.random.default_rng(1).standard_normal((3, 20))[labels]
     assert near_copies(ExactGP(of_length(points, 3.0), one_hot(labels)), labels) is not None

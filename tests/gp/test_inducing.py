@@ -22,28 +22,21 @@ def rbf(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.exp(-((a[:, None] - b[None]) ** 2).sum(-1) / 4.0)
 
 
-def model(rows: Any = None, size: int = 7, on: Any = np.asarray, **options: Any) -> InducingGP:
+def model(rows: Any = slice(None), size: int = 7, **options: Any) -> InducingGP:
     """The model of the points above, or of some of them, in blocks of `size`."""
-    rows = np.arange(60) if rows is None else rows
     K, T = rbf(X[rows], X[M]), Y[rows]
-    parts = [
-        (slice(a, a + size), on(K[a : a + size]), on(T[a : a + size]), on(np.ones(len(K[a : a + size]))))
-        for a in range(0, len(rows), size)
-    ]
-    return InducingGP(on(rbf(X[M], X[M])), parts, np.arange(len(rows)), **options)
+    blocks = [slice(a, a + size) for a in range(0, len(T), size)]
+    parts = [(b, K[b], T[b], np.ones(len(T[b]))) for b in blocks]
+    return InducingGP(rbf(X[M], X[M]), parts, np.arange(len(T)), **options)
 
 
-TOGETHER = np.arange(60) // 3
-
-
-def test_files_keep_groups() -> None:
-    gp = model(noise=NOISE, groups=TOGETHER)
-    again = InducingGP.restored(*gp.state("float64"), np)
-    for ours, theirs in zip(again.leave_one_out().moments, gp.leave_one_out().moments, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-12)
-    numbers, arrays = gp.state("float64")
+def test_what_cannot_be_meant_is_refused() -> None:
+    with pytest.raises(MatrixError, match=r"noise=1e-300 is lost in float64 here; use .* or more"):
+        model(np.arange(5), noise=1e-300)
+    together = np.arange(60) // 3
+    numbers, arrays = model(noise=NOISE, groups=together).state("float64")
     with pytest.raises(MatrixError, match=r"groups of \(59,\) points for a sample of \(60,\)"):
-        InducingGP.restored(numbers, arrays | {"loo_groups": TOGETHER[1:]}, np)
+        InducingGP.restored(numbers, arrays | {"loo_groups": together[1:]}, np)
 
 
 def test_small_eigenvalues_survive() -> None:
@@ -103,24 +96,6 @@ def test_the_best_discount_is_taken(noise: Any) -> None:
     assert taken[0] > taken[1] == 0.0
 
 
-def test_discounts_survive_files_and_additions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And blocks of B that are smaller than it."""
-    monkeypatch.setattr("cnngp.gp.inducing._PANEL", 4)
-    options: dict[str, Any] = {"noise": NOISE, "amplitude": AMPLITUDE, "discounts": (8.0,)}
-    own = np.where(np.isin(np.arange(40), M), np.searchsorted(M, np.arange(40)), -1)
-    gp = model(np.arange(40), own=own, **options)
-    again = InducingGP.restored(*gp.state("float64"), np)
-    for one in (gp, again):
-        one.add([(slice(0, 20), rbf(X[40:], X[M]), Y[40:], np.ones(20))])
-        assert one.discount == 8.0
-    whole = model(own=np.r_[own, np.full(20, -1)], **options)
-    for one in (gp, again):
-        np.testing.assert_allclose(one.mean(rbf(Z, X[M])), whole.mean(rbf(Z, X[M])), atol=1e-9)
-        assert one.log_marginal_likelihood == pytest.approx(whole.log_marginal_likelihood, rel=1e-9)
-        for ours, theirs in zip(one.leave_one_out().moments, whole.leave_one_out().moments, strict=True):
-            np.testing.assert_allclose(ours, theirs[:40], atol=1e-8)
-
-
 @pytest.mark.parametrize("discount", [0.0, 8.0])
 def test_points_that_are_added_again_are_left_out_with_their_copies(discount: float, monkeypatch: Any) -> None:
     monkeypatch.setattr("cnngp.gp.inducing._PANEL", 4)
@@ -147,14 +122,11 @@ def test_points_that_are_added_again_are_left_out_with_their_copies(discount: fl
     np.testing.assert_allclose(again.mean, mean, rtol=1e-9)
 
 
-def test_noise_that_rounding_swallows_is_named() -> None:
-    with pytest.raises(MatrixError, match=r"noise=1e-300 is lost in float64 here; use .* or more"):
-        model(np.arange(5), noise=1e-300)
-
-
 def test_an_add_that_fails_leaves_the_model_as_it_was() -> None:
     gp = model(np.arange(40), noise=NOISE, amplitude=AMPLITUDE)
-    before = gp.mean(rbf(Z, X[M])), gp.variance(rbf(Z, X[M]), np.ones(9)), gp.log_marginal_likelihood
+
+    def answers() -> tuple[Any, ...]:
+        return gp.mean(rbf(Z, X[M])), gp.variance(rbf(Z, X[M]), np.ones(9)), gp.log_marginal_likelihood
 
     def parts(error: BaseException | None, outputs: int) -> Any:
         yield slice(0, 10), rbf(X[40:50], X[M]), Y[40:50], np.ones(10)
@@ -162,12 +134,12 @@ def test_an_add_that_fails_leaves_the_model_as_it_was() -> None:
             raise error
         yield slice(10, 20), rbf(X[50:], X[M]), Y[50:, :outputs], np.ones(10)
 
+    before = answers()
     with pytest.raises(KeyboardInterrupt):
         gp.add(parts(KeyboardInterrupt(), 2))
     with pytest.raises(MatrixError, match="the targets have 1 outputs; the model has 2"):
         gp.add(parts(None, 1))
-    after = gp.mean(rbf(Z, X[M])), gp.variance(rbf(Z, X[M]), np.ones(9)), gp.log_marginal_likelihood
-    for a, b in zip(before, after, strict=True):
+    for a, b in zip(before, answers(), strict=True):
         np.testing.assert_array_equal(a, b)
     gp.add(parts(None, 2))
     whole = model(noise=NOISE, amplitude=AMPLITUDE)

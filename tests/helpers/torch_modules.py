@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from cnngp import Conv, ConvTranspose, Dense, Identity, Sequential, Sum, zoo
+import cnngp
+from cnngp import Conv, ConvTranspose, Dense, Identity, Sequential, Sum
 from cnngp.network import Network
-from cnngp.network.layers import GELU, Abs, Elementwise, Erf, LeakyReLU, ReLU, Sin
+from cnngp.network.layers import Elementwise, ReLU
 
 WEIGHT_VAR, BIAS_VAR = 1.7, 0.3
 R = F.relu
@@ -34,9 +35,14 @@ def made(call: Callable[[Any, Any], Any], **layers: Any) -> nn.Module:
     return Made(call, layers)
 
 
+def ending(*layers: nn.Module, left: int) -> nn.Module:
+    """Layers, and a dense one on the `left` numbers that they leave."""
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(left, 1))
+
+
 def cnn(*middle: nn.Module, features: int = 4 * 36) -> nn.Module:
     """A small network with something in its middle."""
-    return nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), *middle, nn.Flatten(), nn.Linear(features, 1))
+    return ending(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), *middle, left=features)
 
 
 def _conv(c_in: int = 4, k: int = 3, **options: Any) -> nn.Conv2d:
@@ -112,30 +118,6 @@ def three_branches() -> nn.Module:
     )
 
 
-def regrouped() -> nn.Module:
-    """x + h + f(h) is a sum of three, whose last two share h: x + (h + f(h))."""
-
-    def forward(m: Any, x: Any) -> Any:
-        x = m.stem(x)
-        h = m.a(torch.abs(x))
-        y = x + h + m.b(F.leaky_relu(h, 0.2))
-        return m.head(y.relu().reshape(len(y), -1))
-
-    return made(forward, stem=_conv(1), a=_conv(), b=_conv(), head=nn.Linear(4 * 36, 1))
-
-
-def shared_activation() -> nn.Module:
-    """a = relu(x) stands in two branches that are not one: a function of x may be written twice."""
-
-    def forward(m: Any, x: Any) -> Any:
-        x = m.stem(x)
-        a = torch.relu(x)
-        u = x + m.f(a)
-        return m.head(torch.relu(u + m.g(torch.relu(u)) + m.h(a)))
-
-    return made(forward, **{name: nn.Linear(4, 4) for name in ("stem", "f", "g", "h", "head")})
-
-
 def transposed_net() -> nn.Module:
     return made(
         lambda m, x: m.head(torch.flatten(R(m.up3(R(m.up(R(m.down(x)))))), 1)),
@@ -146,8 +128,8 @@ def transposed_net() -> nn.Module:
     )
 
 
-def examples() -> dict[str, tuple[nn.Module, tuple[int, ...], Network]]:
-    """name: (module, input shape, the network with WEIGHT_VAR and BIAS_VAR, or 1 and 0 for the ResNet)."""
+def examples() -> list[tuple[nn.Module, tuple[int, ...], Network]]:
+    """Modules, their input shapes, and their networks with WEIGHT_VAR and BIAS_VAR."""
 
     def conv(*args: Any, **kwargs: Any) -> Conv:
         return Conv(*args, weight_var=WEIGHT_VAR, bias_var=BIAS_VAR, **kwargs)
@@ -155,92 +137,42 @@ def examples() -> dict[str, tuple[nn.Module, tuple[int, ...], Network]]:
     def transposed(*args: Any, **kwargs: Any) -> ConvTranspose:
         return ConvTranspose(*args, weight_var=WEIGHT_VAR, bias_var=BIAS_VAR, **kwargs)
 
-    dense, relu, tanh = Dense(WEIGHT_VAR, BIAS_VAR), ReLU(), Elementwise("tanh")
+    dense, relu, relu_ = Dense(WEIGHT_VAR, BIAS_VAR), ReLU(), nn.ReLU()
     residual = Sum(Sequential(relu, conv(3)), Identity())
-    sines = Sequential(
-        *(Sum(Identity(), Sequential(Erf(), conv(3))), GELU(), conv(3, dilation=2, padding_mode="circular"))
-    )
-    torch.manual_seed(0)
-    resnet = PreActivationResNet(2)
-    resnet(torch.zeros(1, 1, 12, 12))
+    arms = Sum(*(Sequential(Elementwise("tanh"), conv(k)) for k in (1, 3, 5)))
+    inner = Sum(Identity(), Sequential(cnngp.Erf(), conv(3)))
+    outer = Sequential(inner, cnngp.GELU(), conv(3, dilation=2, padding_mode="circular"))
+    mlp = nn.Sequential(nn.Linear(7, 16), relu_, nn.Linear(16, 16), nn.GELU("tanh"), nn.Linear(16, 3))
     plain = nn.Sequential(
-        *(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 5, stride=2, padding=2), nn.ReLU()),
-        *(nn.Conv2d(8, 8, 2), nn.LeakyReLU(0.1), nn.Dropout(0.5).eval(), nn.Identity(), nn.Flatten()),
+        *(nn.Conv2d(3, 8, 3, padding=1), relu_, nn.Conv2d(8, 8, 5, stride=2, padding=2), relu_, nn.Conv2d(8, 8, 2)),
+        *(nn.LeakyReLU(0.1), nn.Dropout(0.5).eval(), nn.Identity(), nn.Flatten()),
         *(nn.Linear(8 * 3 * 3, 16), nn.SiLU(), nn.Linear(16, 1)),
     )
-    one = nn.Sequential(
-        *(nn.Conv1d(2, 4, 5, dilation=2, padding="same"), nn.ReLU(), nn.Conv1d(4, 4, 3, stride=3)),
-        *(nn.ReLU(), nn.Flatten(), nn.Linear(4 * 6, 2)),
-    )
-    three = nn.Sequential(
-        *(nn.Conv3d(1, 4, (3, 1, 3), padding=(1, 0, 1), padding_mode="replicate"), nn.ReLU()),
-        *(nn.Conv3d(4, 4, 2, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 4, 1)),
-    )
-    mlp = nn.Sequential(nn.Linear(7, 16), nn.ReLU(), nn.Linear(16, 16), nn.GELU("tanh"), nn.Linear(16, 3))
-    even = nn.Sequential(
-        *(nn.Conv2d(1, 4, 4, padding="same"), nn.ReLU(), nn.ZeroPad2d((2, 1, 2, 1)), nn.Conv2d(4, 4, 4), nn.ReLU()),
-        *(nn.Flatten(), nn.Linear(4 * 25, 1)),
-    )
-    padded = nn.Sequential(
-        *(nn.ZeroPad2d((0, 1, 2, 0)), nn.Conv2d(1, 4, 3), nn.ReLU(), nn.ReflectionPad2d(1), nn.Conv2d(4, 4, 3)),
-        *(nn.ReLU(), nn.Flatten(), nn.Linear(4 * 24, 1)),
-    )
-    cropped = nn.Sequential(
-        *(nn.ConvTranspose2d(1, 4, 3, stride=2), nn.ZeroPad2d((-1, -2, 0, -3)), nn.ReLU(), nn.Flatten()),
-        nn.Linear(4 * 100, 1),
-    )
-    nets: dict[str, tuple[nn.Module, tuple[int, ...], tuple[Network, ...]]] = {
-        "plain": (
-            plain,
-            (3, 8, 8),
-            (
-                *(conv(3), relu, conv(5, stride=2), relu, conv(2, padding="valid"), LeakyReLU(0.1)),
-                *(dense, Elementwise("silu"), dense),
-            ),
-        ),
-        "one axis": (one, (2, 18), (conv(5, dilation=2), relu, conv(3, stride=3, padding="valid"), relu, dense)),
-        "three axes": (
-            three,
+    plain_net = (conv(3), relu, conv(5, stride=2), relu, conv(2, padding="valid"), cnngp.LeakyReLU(0.1))
+    one = (nn.Conv1d(2, 4, 5, dilation=2, padding="same"), relu_, nn.Conv1d(4, 4, 3, stride=3), relu_)
+    three = nn.Conv3d(1, 4, (3, 1, 3), padding=(1, 0, 1), padding_mode="replicate")
+    even = (nn.Conv2d(1, 4, 4, padding="same"), relu_, nn.ZeroPad2d((2, 1, 2, 1)), nn.Conv2d(4, 4, 4), relu_)
+    padded = (nn.ZeroPad2d((0, 1, 2, 0)), nn.Conv2d(1, 4, 3), relu_, nn.ReflectionPad2d(1), nn.Conv2d(4, 4, 3), relu_)
+    cropped = (nn.ConvTranspose2d(1, 4, 3, stride=2), nn.ZeroPad2d((-1, -2, 0, -3)), relu_)
+    up = (transposed(4, stride=2), relu, transposed(3, stride=2), relu)
+    rows: list[tuple[nn.Module, tuple[int, ...], tuple[Network, ...]]] = [
+        (plain, (3, 8, 8), (*plain_net, dense, Elementwise("silu"), dense)),
+        (ending(*one, left=24), (2, 18), (conv(5, dilation=2), relu, conv(3, stride=3, padding="valid"), relu, dense)),
+        (
+            ending(three, relu_, nn.Conv3d(4, 4, 2, stride=2), relu_, left=16),
             (1, 4, 2, 4),
             (conv((3, 1, 3), padding_mode="replicate"), relu, conv(2, stride=2, padding="valid"), relu, dense),
         ),
-        "transposed": (
-            transposed_net(),
-            (1, 6, 6),
-            (conv(4, stride=2, padding=1), relu, transposed(4, stride=2), relu, transposed(3, stride=2), relu, dense),
-        ),
-        "mlp": (mlp, (7,), (dense, relu, dense, Elementwise("gelu_tanh"), dense)),
-        "even filters": (even, (1, 5, 5), (conv(4), relu, conv(4, padding=((2, 1), (2, 1))), relu, dense)),
-        "padded": (
-            padded,
+        (transposed_net(), (1, 6, 6), (conv(4, stride=2, padding=1), relu, *up, dense)),
+        (mlp, (7,), (dense, relu, dense, Elementwise("gelu_tanh"), dense)),
+        (ending(*even, left=100), (1, 5, 5), (conv(4), relu, conv(4, padding=((2, 1), (2, 1))), relu, dense)),
+        (
+            ending(*padded, left=96),
             (1, 6, 5),
             (conv(3, padding=((2, 0), (0, 1))), relu, conv(3, padding_mode="reflect"), relu, dense),
         ),
-        "cropped": (cropped, (1, 6, 6), (transposed(3, stride=2, padding=((0, 3), (1, 2))), relu, dense)),
-        "in place": (in_place(), (1, 6, 6), (conv(3), residual, residual, relu, dense)),
-        "three branches": (
-            three_branches(),
-            (2, 6, 6),
-            (conv(3), Sum(*(Sequential(tanh, conv(k)) for k in (1, 3, 5))), Sum(Identity(), sines), Sin(), dense),
-        ),
-        "shared activation": (
-            shared_activation(),
-            (4,),
-            (
-                dense,
-                Sum(Sequential(*(Sum(Identity(), Sequential(relu, dense)) for _ in range(2))), Sequential(relu, dense)),
-                *(relu, dense),
-            ),
-        ),
-        "regrouped": (
-            regrouped(),
-            (1, 6, 6),
-            (
-                conv(3),
-                Sum(Identity(), Sequential(Abs(), conv(3), Sum(Identity(), Sequential(LeakyReLU(0.2), conv(3))))),
-                *(relu, dense),
-            ),
-        ),
-    }
-    found = {name: (module, shape, Sequential(*layers)) for name, (module, shape, layers) in nets.items()}
-    return found | {"resnet": (resnet, (1, 12, 12), zoo.resnet(14))}
+        (ending(*cropped, left=400), (1, 6, 6), (transposed(3, stride=2, padding=((0, 3), (1, 2))), relu, dense)),
+        (in_place(), (1, 6, 6), (conv(3), residual, residual, relu, dense)),
+        (three_branches(), (2, 6, 6), (conv(3), arms, Sum(Identity(), outer), cnngp.Sin(), dense)),
+    ]
+    return [(module, shape, Sequential(*layers)) for module, shape, layers in rows]

@@ -56,7 +56,9 @@ def entries_depend_on_their_images_alone(net, X, Z, **settings):
             if settings["device"] == "cpu":
                 assert np.array_equal(both[0], plain(*pair))
             else:  # another form of the pair kernel, which adds in another order (docs/ntk.md)
-                np.testing.assert_allclose(both[0], plain(*pair), rtol=0, atol=8 * np.finfo(K.dtype).eps * both[0].max())
+                np.testing.assert_allclose(
+                    both[0], plain(*pair), rtol=0, atol=8 * np.finfo(K.dtype).eps * both[0].max()
+                )
 
 
 SAME = AvgPool(3, stride=1, padding=1)

@@ -15,30 +15,28 @@ from cnngp.paper import results, setting, table1
 from cnngp.report import plots
 from helpers.experiments import digits_in_three
 
+DATA = digits_in_three(200, 100, 150)
+CASES = (table1.Case("cnn", "small CNN", zoo.small_cnn(), 0.7, 0.9), table1.Case("dense", "dense", zoo.dense_nngp(2)))
+PLAN = table1.Table1Plan(100, 50, 50, CASES)
+QUICK = ["reproduce", "table1", "--quick", "--device", "cpu", "--out"]
+
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """`--quick` on digits, in seconds."""
-    cases = (
-        table1.Case("cnn", "small CNN", zoo.small_cnn(), 0.7, 0.9),
-        table1.Case("dense", "dense", zoo.dense_nngp(2)),
-    )
-    monkeypatch.setattr(setting, "load", lambda name, split, data: digits_in_three(200, 100, 150))
-    plan = table1.Table1Plan(100, 50, 50, cases)
-    monkeypatch.setattr(table1, "QUICK", plan)
+    monkeypatch.setattr(setting, "load", lambda name, split, data: DATA)
+    monkeypatch.setattr(table1, "QUICK", PLAN)
 
 
 @pytest.mark.usefixtures("small")
-def test_the_command_says_its_plan_and_where_it_is_and_writes_numbers_figures_and_the_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["reproduce", "table1", "--quick", "--device", "cpu", "--out", str(tmp_path / "out"), "--json"]
+def test_the_command_says_its_plan_and_where_it_is_and_writes_numbers_figures_and_the_page(tmp_path: Path, capsys: Any):
+    arguments = [*QUICK, str(tmp_path), "--json"]
     assert run(arguments) == 0
     output = capsys.readouterr()
-    doc = results.read(tmp_path / "out" / "table1.json")
+    doc = results.read(tmp_path / "table1.json")
     assert (doc["command"], doc["quick"]) == ("cnngp reproduce table1 --quick --device cpu", True)
     assert {"table1.png", "table1.svg"} == {f["file"] for f in doc["figures"]}
-    text = (tmp_path / "out" / results.PAGE).read_text()
+    text = (tmp_path / results.PAGE).read_text()
     for r in doc["rows"]:
         for shown in (results.shown(r[key], r["unit"]) for key in ("ours", "published") if r[key] is not None):
             assert shown in text
@@ -53,7 +51,7 @@ def test_the_command_says_its_plan_and_where_it_is_and_writes_numbers_figures_an
     assert [name for name, _ in told] == [pieces[0], pieces[0], pieces[1], pieces[1]]
     assert all(text.startswith(("up to about ", "done in ")[k % 2]) for k, (_, text) in enumerate(told))
     assert "In brackets: published values, of the full experiment; larger errors are no failure" in output.err
-    (tmp_path / "out" / "pieces" / "table1-digits-dense.piece").unlink()
+    (tmp_path / "pieces" / "table1-digits-dense.piece").unlink()
     assert run(arguments) == 0
     again = capsys.readouterr().err
     assert "2 pieces, 1 of them from an earlier run; the others up to about 10.0 s" in again
@@ -61,50 +59,46 @@ def test_the_command_says_its_plan_and_where_it_is_and_writes_numbers_figures_an
 
 
 @pytest.mark.usefixtures("small")
-def test_interrupted_the_command_says_how_to_go_on(
+def test_stopped_by_its_budget_or_interrupted_it_goes_on_and_ends_with_the_same_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = table1.network_errors
+    out, asked, real = tmp_path / "out", list[str](), table1.network_errors
+    arguments = [*QUICK, str(out)]
 
-    def stopped(setting: Any, kernel: Any, images: Any, label: str) -> Any:
-        if label == "digits-dense":
+    def counted(setting: Any, kernel: Any, images: Any, label: str) -> Any:
+        asked.append(label)
+        if asked == ["digits-cnn", "digits-dense"]:
             raise KeyboardInterrupt
         return real(setting, kernel, images, label)
 
-    monkeypatch.setattr(table1, "network_errors", stopped)
-    assert run(["reproduce", "table1", "--quick", "--device", "cpu", "--out", str(tmp_path)]) == 130
-    assert capsys.readouterr().err == (
-        f"error: interrupted; the finished pieces are kept in {tmp_path / 'pieces'}: run the same command again and it "
-        "goes on from there\n"
+    monkeypatch.setattr(table1, "network_errors", counted)
+    assert run([*arguments, "--budget", "1", "--json"]) == 75  # every estimate is above a second
+    printed = capsys.readouterr()
+    assert "run again to continue" in printed.err
+    assert not json.loads(printed.out.splitlines()[-1])["finished"]
+    assert not (out / "table1.json").exists()
+    assert run(arguments) == 130
+    told = (
+        f"error: interrupted; the finished pieces are kept in {out / 'pieces'}: run the same command again and it goes "
     )
-    assert len(list((tmp_path / "pieces").glob("*.piece"))) == 1
+    assert capsys.readouterr().err == told + "on from there\n"
+    assert len(list((out / "pieces").glob("*.piece"))) == 1
 
-
-@pytest.mark.usefixtures("small")
-def test_the_command_stops_at_its_budget_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every estimate is above a second, so each run computes one piece."""
-    arguments = ["reproduce", "table1", "--quick", "--device", "cpu", "--out", str(tmp_path), "--budget", "1", "--json"]
-    codes = []
-    while not codes or (codes[-1] == 75 and len(codes) < 9):
-        codes.append(run(arguments))
-        printed = capsys.readouterr()
-        assert ("run again to continue" in printed.err) == (codes[-1] == 75)
-        assert json.loads(printed.out.splitlines()[-1])["finished"] == (codes[-1] == 0)
-        assert (tmp_path / "table1.json").exists() == (codes[-1] == 0)
-    assert codes == [75, 0]
-
-
-@pytest.mark.usefixtures("small")
-def test_without_matplotlib_the_numbers_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def missing(*args: Any) -> None:
+    def no_figure(*args: Any) -> None:
         raise plots.PlotsUnavailable('a figure needs matplotlib: pip install "cnngp[plots]"')
 
-    monkeypatch.setattr(table1, "draw", missing)
-    assert run(["reproduce", "table1", "--quick", "--device", "cpu", "--out", str(tmp_path)]) == 0
-    assert "not drawn: a figure needs matplotlib" in capsys.readouterr().out
-    assert results.read(tmp_path / "table1.json")["figures"] == []
+    monkeypatch.setattr(table1, "draw", no_figure)
+    assert run([*arguments, "--budget", "1"]) == 0  # the last piece that is missing, without matplotlib
+    printed = capsys.readouterr()
+    assert "run again to continue" not in printed.err
+    assert "not drawn: a figure needs matplotlib" in printed.out
+    doc = results.read(out / "table1.json")
+    assert doc["figures"] == []
+    assert asked == ["digits-cnn", "digits-dense", "digits-dense"]
+    whole = table1.run(setting.Setting(tmp_path / "whole", quick=True, device="cpu"), PLAN, DATA)
+    assert [r["ours"] for r in doc["rows"] if r["unit"] == "%"] == [
+        r["ours"] for r in whole["rows"] if r["unit"] == "%"
+    ]
 
 
 @pytest.mark.usefixtures("small")
@@ -119,9 +113,7 @@ def test_without_matplotlib_the_numbers_are_written(
         (["table1", "--scheduler", "nowhere"], "nowhere", 1),
     ],
 )
-def test_mistakes_are_one_line_before_any_work(
-    options: list[str], message: str, code: int, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_mistakes_are_one_line_before_any_work(options: Any, message: str, code: int, capsys: Any, tmp_path: Path):
     out = [] if "--out" in options else ["--out", str(tmp_path)]
     assert run(["reproduce", *options, "--quick", *out]) == code
     printed = capsys.readouterr()
@@ -131,9 +123,7 @@ def test_mistakes_are_one_line_before_any_work(
     assert "piece" not in printed.out
 
 
-def test_without_mnist_it_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_mnist_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setitem(sys.modules, "pooch", None)
     (tmp_path / "data").mkdir()

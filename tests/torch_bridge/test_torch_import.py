@@ -13,48 +13,18 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 
 import cnngp
-from cnngp import (
-    GELU,
-    Abs,
-    AvgPool,
-    Conv,
-    Cos,
-    Dense,
-    Elementwise,
-    Erf,
-    GlobalAvgPool,
-    Identity,
-    LayerNorm,
-    LeakyReLU,
-    NetworkError,
-    ReLU,
-    Sequential,
-    Sign,
-    Sin,
-    Sum,
-    from_torch,
-)
+from cnngp import AvgPool, Conv, Dense, Elementwise, Identity, NetworkError, ReLU, Sequential, Sum, from_torch, zoo
 from cnngp.network import Network, functions
 from cnngp.torch_bridge.parts import torch_function
-from helpers.torch_modules import BIAS_VAR, WEIGHT_VAR, cnn, examples, made, transposed_net
+from helpers.torch_modules import BIAS_VAR, WEIGHT_VAR, PreActivationResNet, cnn, ending, examples, made, transposed_net
 
 pytestmark = [
     pytest.mark.usefixtures("one_torch_thread"),
     pytest.mark.filterwarnings("ignore:from_torch measured"),  # small layers
 ]
-
-EXAMPLES = examples()
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_imported_equals_hand_written(name: str) -> None:
-    module, shape, net = EXAMPLES[name]
-    weight_var, bias_var = (1.0, 0.0) if name == "resnet" else (WEIGHT_VAR, BIAS_VAR)
-    imported = from_torch(module, shape, weight_var=weight_var, bias_var=bias_var)
-    assert imported == net
-    assert imported.fingerprint == net.fingerprint
 
 
 def _measured(w: torch.Tensor, fan_in: int) -> float:
@@ -89,26 +59,21 @@ def test_variances_by_name_and_for_all() -> None:
             from_torch(module, (4,), **options)  # type: ignore[arg-type]
 
 
+SAME_NAMES = ("Tanh", "Sigmoid", "SiLU", "Softplus", "ELU", "SELU", "Mish", "Softsign", "Hardtanh", "Hardswish")
+
+
 @pytest.mark.parametrize(
     ("module", "function", "layer"),
     [
         (nn.ReLU(), F.relu, ReLU()),
-        (nn.LeakyReLU(0.2), lambda x: F.leaky_relu(x, 0.2), LeakyReLU(0.2)),
-        (nn.LeakyReLU(), F.leaky_relu, LeakyReLU(0.01)),
-        (nn.PReLU(init=0.3), lambda x: F.leaky_relu(x, negative_slope=0.3), LeakyReLU(float(np.float32(0.3)))),
-        (nn.GELU(), F.gelu, GELU()),
+        (nn.LeakyReLU(0.2), lambda x: F.leaky_relu(x, 0.2), cnngp.LeakyReLU(0.2)),
+        (nn.LeakyReLU(), F.leaky_relu, cnngp.LeakyReLU(0.01)),
+        (nn.PReLU(init=0.3), lambda x: F.leaky_relu(x, negative_slope=0.3), cnngp.LeakyReLU(float(np.float32(0.3)))),
+        (nn.GELU(), F.gelu, cnngp.GELU()),
         (nn.GELU("tanh"), lambda x: F.gelu(x, approximate="tanh"), Elementwise("gelu_tanh")),
-        (nn.Tanh(), torch.tanh, Elementwise("tanh")),
-        (nn.Sigmoid(), lambda x: x.sigmoid(), Elementwise("sigmoid")),
-        (nn.SiLU(), F.silu, Elementwise("silu")),
-        (nn.Softplus(), F.softplus, Elementwise("softplus")),
-        (nn.ELU(), F.elu, Elementwise("elu")),
-        (nn.SELU(), F.selu, Elementwise("selu")),
-        (nn.Mish(), F.mish, Elementwise("mish")),
-        (nn.Softsign(), F.softsign, Elementwise("softsign")),
-        (nn.Hardtanh(), F.hardtanh, Elementwise("hardtanh")),
-        (nn.Hardtanh(0, 6), lambda x: x.clamp(0, 6), Elementwise("relu6")),
+        *((getattr(nn, name)(), getattr(F, name.lower()), Elementwise(name.lower())) for name in SAME_NAMES),
         (nn.ReLU6(), F.relu6, Elementwise("relu6")),
+        (nn.Hardtanh(0, 6), lambda x: x.clamp(0, 6), Elementwise("relu6")),
         (nn.Hardtanh(-1, 1), lambda x: torch.clip(x, min=-1.0, max=1.0), Elementwise("hardtanh")),
         (nn.Hardtanh(0, math.inf), lambda x: x.clamp(min=0), ReLU()),
         (nn.Threshold(0.0, 0.0), lambda x: F.threshold(x, 0, 0), ReLU()),
@@ -116,12 +81,11 @@ def test_variances_by_name_and_for_all() -> None:
         (None, lambda x: torch.clamp_min(x, 0), ReLU()),
         (None, lambda x: x.clip(min=0, max=None), ReLU()),
         (None, lambda x: x.clone().clamp_(min=0), ReLU()),
-        (nn.Hardswish(), F.hardswish, Elementwise("hardswish")),
-        (None, torch.special.erf, Erf()),
-        (None, abs, Abs()),
-        (None, torch.sin, Sin()),
-        (None, torch.sign, Sign()),
-        (None, lambda x: x.cos(), Cos()),
+        (None, torch.special.erf, cnngp.Erf()),
+        (None, abs, cnngp.Abs()),
+        (None, torch.sin, cnngp.Sin()),
+        (None, torch.sign, cnngp.Sign()),
+        (None, lambda x: x.cos(), cnngp.Cos()),
         (None, torch.atan, Elementwise("arctan")),
     ],
 )
@@ -130,7 +94,7 @@ def test_activations(module: nn.Module | None, function: Any, layer: Network) ->
         calls = made(lambda m, x: m.b(m.call_(m.a(x))), a=nn.Linear(2, 3), b=nn.Linear(3, 1), call_=call)
         found = from_torch(calls, (2,), weight_var=1.0, bias_var=0.0).layers[1]
         assert type(found) is type(layer)
-        if isinstance(layer, LeakyReLU):
+        if isinstance(layer, cnngp.LeakyReLU):
             assert found.slope == pytest.approx(layer.slope, rel=1e-6)
         else:
             assert found == layer
@@ -142,8 +106,9 @@ def test_activations(module: nn.Module | None, function: Any, layer: Network) ->
         np.testing.assert_allclose(functions.as_callable(layer.fn)(x.numpy()), expected.numpy(), atol=1e-12)
 
 
-def test_importing_changes_nothing_of_the_module() -> None:
-    module = cnn(nn.BatchNorm2d(4), nn.Dropout(0.5))
+@pytest.mark.parametrize("layer", [nn.BatchNorm2d(4), parametrizations.spectral_norm(nn.Conv2d(4, 4, 3, padding=1))])
+def test_importing_changes_nothing_of_the_module(layer: nn.Module) -> None:
+    module = cnn(layer, nn.Dropout(0.5))
     before, state = copy.deepcopy(module.state_dict()), torch.get_rng_state()
     cnngp.torch.explain(module, (1, 6, 6), show=False)
     assert all(torch.equal(a, b) for a, b in zip(before.values(), module.state_dict().values(), strict=True))
@@ -152,11 +117,8 @@ def test_importing_changes_nothing_of_the_module() -> None:
 
 
 def test_kernels_of_branches_that_are_not_gaussian_are_added_where_asked() -> None:
-    def forward(m: Any, x: Any) -> Any:
-        x = torch.relu(m.a(x))
-        return m.c(x + torch.relu(m.b(x)))
-
-    module = made(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 4), c=nn.Linear(4, 1))
+    layers = {name: nn.Linear(4, 4) for name in "abc"}
+    module = made(lambda m, x: m.c((h := F.relu(m.a(x))) + F.relu(m.b(h))), **layers)
     with pytest.raises(NetworkError, match=r"add in forward .*: the branch .* gives the output of a nonlinearity"):
         from_torch(module, (4,))
     net = from_torch(module, (4,), weight_var=1.0, bias_var=0.0, allow_non_gaussian=True)
@@ -164,9 +126,27 @@ def test_kernels_of_branches_that_are_not_gaussian_are_added_where_asked() -> No
     assert net == Sequential(Dense(), ReLU(), skip, Dense())
 
 
-# ---- factors: constants and fixed batch statistics go into the layers beside them ------------------------------------
+# ---- ways to write a network -----------------------------------------------------------------------------------------
+
+
+def shared_activation(m: Any, x: Any) -> Any:
+    """R(x) stands in two branches that are not one: a function of x may be written twice."""
+    x = m.a(x)
+    u = x + m.f(r := R(x))
+    return m.b(R(u + m.g(R(u)) + m.h(r)))
+
+
+def regrouped(m: Any, x: Any) -> Any:
+    """x + h + f(h) is a sum of three, whose last two share h: x + (h + f(h))."""
+    x = m.a(x)
+    h = m.f(torch.abs(x))
+    return m.b(R(x + h + m.g(F.leaky_relu(h, 0.2))))
+
 
 D1, QUARTER, R = Dense(1.0, 1.0), Dense(0.25, 0.25), F.relu
+BLOCK1 = Sum(Identity(), Sequential(ReLU(), D1))
+LEAKY = Sum(Identity(), Sequential(cnngp.LeakyReLU(0.2), D1))
+# Of layers of 4 units: constants and fixed batch statistics go into the layers beside them.
 FACTORS: list[tuple[Callable[[Any, Any], Any], Network]] = [
     (lambda m, x: m.b(R(0.5 * m.a(x))), Sequential(QUARTER, ReLU(), D1)),  # after a layer
     (lambda m, x: m.b(R(m.a(x)) / 4), Sequential(D1, ReLU(0.25), D1)),  # after a ReLU
@@ -186,59 +166,34 @@ FACTORS: list[tuple[Callable[[Any, Any], Any], Network]] = [
         lambda m, x: m.b(R((h := m.a(x)) + m.f(R(m.norm(h))))),
         Sequential(D1, Sum(Identity(), Sequential(ReLU(0.5), D1)), ReLU(), D1),
     ),
+    (lambda m, x: m.b(R(m.a((x, imul(x, 3.0))[0]))), Sequential(Dense(9.0, 1.0), ReLU(), D1)),  # every reader sees it
+    (shared_activation, Sequential(D1, Sum(Sequential(BLOCK1, BLOCK1), Sequential(ReLU(), D1)), ReLU(), D1)),
+    (regrouped, Sequential(D1, Sum(Identity(), Sequential(cnngp.Abs(), D1, LEAKY)), ReLU(), D1)),
 ]
 
 
-@pytest.mark.parametrize(("forward", "net"), FACTORS)
-def test_factors(forward: Callable[[Any, Any], Any], net: Network) -> None:
-    layers = {name: nn.Linear(4, 4) for name in "abfg"}
-    module = made(forward, **layers, norm=nn.BatchNorm1d(4, eps=3.0)).eval()
-    assert from_torch(module, (4,), weight_var=1.0, bias_var=1.0) == net
-
-
-def test_the_input_may_be_added_to_all_channels() -> None:
-    module = made(lambda m, x: m.head((x + m.a(x)).flatten(1)), a=nn.Conv2d(1, 8, 3, padding=1), head=nn.Linear(128, 1))
-    net = from_torch(module, (1, 4, 4), weight_var=1.0, bias_var=0.0)
-    assert net == Sequential(Sum(Identity(), Conv(3)), Dense())
-
-
-def normed(first: nn.Module, norm: nn.Module, features: int) -> nn.Module:
-    return nn.Sequential(first, norm, nn.ReLU(), nn.Flatten(), nn.Linear(features, 1))
+def of_four(forward: Callable[[Any, Any], Any]) -> nn.Module:
+    return made(forward, **{name: nn.Linear(4, 4) for name in "abfgh"}, norm=nn.BatchNorm1d(4, eps=3.0)).eval()
 
 
 OF_FEATURES = [
     *(nn.LayerNorm(8), nn.GroupNorm(1, 8), nn.RMSNorm(8, eps=1e-5), nn.LayerNorm(8, elementwise_affine=False)),
     *(nn.GroupNorm(1, 8, affine=False), nn.RMSNorm(8, eps=1e-5, elementwise_affine=False)),
 ]
+LN, LN_ALL = cnngp.LayerNorm(eps=1e-5), cnngp.LayerNorm("all", 1e-5)
+OF_ALL = [nn.LayerNorm((8, 3, 3)), nn.GroupNorm(1, 8)]  # channels and places
+C, C2, D = Conv(3, weight_var=2.0), Conv(2, padding="valid", weight_var=2.0), Dense(weight_var=2.0)
 
 
-@pytest.mark.parametrize("norm", OF_FEATURES, ids=repr)
-def test_a_norm_of_features_is_a_layer_norm(norm: nn.Module) -> None:
-    found = from_torch(normed(nn.Linear(5, 8), norm, 8), (5,), weight_var=1.0, bias_var=0.0)
-    assert found == Sequential(Dense(), LayerNorm(eps=1e-5), ReLU(), Dense())
-
-
-@pytest.mark.parametrize("norm", [nn.LayerNorm((8, 3, 3)), nn.GroupNorm(1, 8)], ids=repr)
-def test_a_norm_of_channels_and_places_is_a_layer_norm_over_all(norm: nn.Module) -> None:
-    found = from_torch(normed(nn.Conv2d(2, 8, 2), norm, 72), (2, 4, 4), weight_var=1.0, bias_var=0.0)
-    assert found == Sequential(Conv(2, padding="valid"), LayerNorm("all", 1e-5), ReLU(), Dense())
-
-
-# ---- pools -----------------------------------------------------------------------------------------------------------
-
-C, D, G = Conv(3, weight_var=2.0), Dense(weight_var=2.0), GlobalAvgPool()
-
-
-def pooled(step: Callable[[Any], Any], axes: int, size: int) -> nn.Module:
+def pooled(step: Callable[[Any], Any], axes: int, size: int = 6) -> nn.Module:
     """A convolution, whatever is to be tried, and a dense layer on what it leaves."""
     conv = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}[axes](1, 2, 3, padding=1)
     left = torch.flatten(step(torch.zeros(1, 2, *(size,) * axes)), 1).shape[1]
-    return made(
-        lambda m, x: m.head(torch.flatten(m.step(R(m.conv(x))), 1)), step=step, conv=conv, head=nn.Linear(left, 1)
-    )
+    return made(lambda m, x: m.head(m.step(R(m.conv(x))).flatten(1)), step=step, conv=conv, head=nn.Linear(left, 1))
 
 
-SAME: list[tuple[Any, int, Network | None]] = [
+G = cnngp.GlobalAvgPool()
+POOLS: list[tuple[Any, int, Network]] = [
     (nn.AvgPool1d(3), 1, AvgPool(3)),
     (nn.AvgPool2d(2, 1), 2, AvgPool(2, 1)),
     (nn.AvgPool2d((3, 2), padding=(1, 0)), 2, AvgPool((3, 2), padding=(1, 0))),
@@ -251,7 +206,6 @@ SAME: list[tuple[Any, int, Network | None]] = [
     (nn.AdaptiveAvgPool2d((None, 2)), 2, AvgPool((1, 3))),
     (nn.AdaptiveAvgPool2d(3), 2, AvgPool(2)),
     (nn.AdaptiveAvgPool3d(1), 3, G),
-    (nn.AdaptiveAvgPool2d(6), 2, None),
     (lambda x: F.avg_pool2d(x, 3, stride=2, padding=1, count_include_pad=False), 2, AvgPool(3, 2, 1, False)),
     (lambda x: F.avg_pool3d(x, 3), 3, AvgPool(3)),
     (lambda x: F.adaptive_avg_pool1d(x, 2), 1, AvgPool(3)),
@@ -261,28 +215,45 @@ SAME: list[tuple[Any, int, Network | None]] = [
     (lambda x: x.mean(3, keepdim=True), 2, AvgPool((1, 6))),
     (lambda x: F.adaptive_avg_pool2d(x, 1).squeeze((2, 3)), 2, G),
 ]
+POOL_AND_FILTER = (nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 4, 1), nn.ReLU())
+SKIP = made(lambda m, x: m.b((x + m.a(x)).reshape(len(x), -1)), a=nn.Conv2d(1, 8, 3, padding=1), b=nn.Linear(288, 1))
+torch.manual_seed(0)
+RESNET = PreActivationResNet(2)
+RESNET(torch.zeros(1, 1, 12, 12))
+# Modules, the shape of their images, and their layers, of which each has a weight variance of 2 and no biases.
+WRITTEN: list[tuple[nn.Module, tuple[int, ...], tuple[Network, ...]]] = [
+    *((pooled(step, axes), (1, *(6,) * axes), (C, ReLU(), layer, D)) for step, axes, layer in POOLS),
+    (pooled(nn.AdaptiveAvgPool2d(6), 2), (1, 6, 6), (C, ReLU(), D)),
+    (pooled(nn.AdaptiveAvgPool2d(3), 2, 7), (1, 7, 7), (C, ReLU(), AvgPool(3, 2), D)),
+    (pooled(lambda x: x.mean((2, 3)) * 3.0, 2), (1, 6, 6), (C, ReLU(3.0), G, D)),
+    (
+        cnn(*POOL_AND_FILTER, features=4),
+        (1, 6, 6),
+        (C, ReLU(), AvgPool(6), Conv(1, weight_var=2.0), ReLU(), D),
+    ),
+    (SKIP, (1, 6, 6), (Sum(Identity(), C), D)),  # the input is added to all channels
+    *(
+        (ending(nn.Linear(5, 8), norm, nn.ReLU(), left=8), (5,), (D, cnngp.LayerNorm(eps=1e-5), ReLU(), D))
+        for norm in OF_FEATURES
+    ),
+    *((ending(nn.Conv2d(2, 8, 2), norm, nn.ReLU(), left=72), (2, 4, 4), (C2, LN_ALL, ReLU(), D)) for norm in OF_ALL),
+]
+CASES = [
+    *((module, shape, net, WEIGHT_VAR, BIAS_VAR) for module, shape, net in examples()),
+    (RESNET, (1, 12, 12), zoo.resnet(14), 1.0, 0.0),
+    *((of_four(forward), (4,), net, 1.0, 1.0) for forward, net in FACTORS),
+    *((module, shape, Sequential(*layers), 2.0, 0.0) for module, shape, layers in WRITTEN),
+]
 
 
-@pytest.mark.parametrize(("step", "axes", "layer"), SAME, ids=[str(i) for i in range(len(SAME))])
-def test_ways_to_write_a_pool(step: Callable[[Any], Any], axes: int, layer: Network | None) -> None:
-    net = from_torch(pooled(step, axes, 6), (1, *(6,) * axes), weight_var=2.0, bias_var=0.0)
-    assert net == Sequential(*(part for part in (C, ReLU(), layer, D) if part is not None))
+@pytest.mark.parametrize(("module", "shape", "net", "weight_var", "bias_var"), CASES, ids=map(str, range(len(CASES))))
+def test_imported_equals_hand_written(module: nn.Module, shape: Any, net: Network, weight_var: float, bias_var: float):
+    imported = from_torch(module, shape, weight_var=weight_var, bias_var=bias_var)
+    assert imported == net
+    assert imported.fingerprint == net.fingerprint
 
 
-def test_windows_filters_and_factors_beside_a_pool() -> None:
-    overlapping = pooled(nn.AdaptiveAvgPool2d(3), 2, 7)
-    assert from_torch(overlapping, (1, 7, 7), weight_var=2.0, bias_var=0.0) == Sequential(C, ReLU(), AvgPool(3, 2), D)
-    filtered = nn.Sequential(
-        *(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 4, 1), nn.ReLU()),
-        *(nn.Flatten(), nn.Linear(4, 1)),
-    )
-    net = from_torch(filtered, (1, 6, 6), weight_var=2.0, bias_var=0.0)  # the filter keeps the axes
-    assert net == Sequential(C, ReLU(), AvgPool(6), Conv(1, weight_var=2.0), ReLU(), D)
-    scaled = pooled(lambda x: x.mean((2, 3)) * 3.0, 2, 6)
-    assert from_torch(scaled, (1, 6, 6), weight_var=2.0, bias_var=0.0) == Sequential(C, ReLU(3.0), G, D)
-
-
-# ---- names of one memory, and writes in place ---------------------------------------------------------------------
+# ---- names of one memory, and writes in place ------------------------------------------------------------------------
 
 SHAPE = (1, 4, 4)
 BLOCK = Sequential(Conv(3), Sum(Identity(), Sequential(ReLU(), Conv(3))), ReLU(), Dense())
@@ -330,16 +301,6 @@ def test_every_name_of_a_memory_stands_for_what_was_written(
         found = module(x)
         module.middle = lambda m, h: plain(h, m.f(F.relu(h)))
         torch.testing.assert_close(found.flatten(1), module(x))
-
-
-def test_writing_into_the_input_is_seen_by_every_reader() -> None:
-    def forward(m: Any, x: Any) -> Any:
-        y = x
-        x *= 3.0
-        return m.b(torch.relu(m.a(y)))
-
-    module = made(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 1))
-    assert from_torch(module, (4,), weight_var=1.0, bias_var=0.0) == Sequential(Dense(9.0), ReLU(), Dense())
 
 
 def test_what_the_output_does_not_depend_on_does_not_matter() -> None:

@@ -31,14 +31,10 @@ def refused(module: Any, shape: tuple[int, ...], why: str) -> None:
     assert "\n" not in str(error.value)
 
 
-# ---- modules ---------------------------------------------------------------------------------------------------------
-
-
-def batch_norm(**changes: Any) -> nn.Module:
-    norm = nn.BatchNorm2d(4).eval()
-    for name, value in changes.items():
-        getattr(norm, name)[:] = torch.as_tensor(value)
-    return norm
+def changed(module: nn.Module, **numbers: Any) -> nn.Module:
+    for name, value in numbers.items():
+        getattr(module, name).data[:] = torch.as_tensor(value)
+    return module
 
 
 @pytest.mark.parametrize(
@@ -51,8 +47,11 @@ def batch_norm(**changes: Any) -> nn.Module:
         (nn.AvgPool2d(2, divisor_override=3), r"divisor_override=3 is not the number of locations .*, 4; leave"),
         (nn.AdaptiveAvgPool2d(4), r"windows differ in size where 6 × 6 locations become 4 × 4"),
         (nn.BatchNorm2d(4), r"^2 \(BatchNorm2d\): in training mode it divides by statistics of"),
-        (batch_norm(running_var=[1.0, 2.0, 3.0, 4.0]), r"^2 \(BatchNorm2d\): its fixed factors differ"),
-        (batch_norm(running_mean=1.0), r"^2 \(BatchNorm2d\): its fixed shift is not zero"),
+        (
+            changed(nn.BatchNorm2d(4).eval(), running_var=[1.0, 2.0, 3.0, 4.0]),
+            r"^2 \(BatchNorm2d\): its fixed fac",
+        ),
+        (changed(nn.BatchNorm2d(4).eval(), running_mean=1.0), r"^2 \(BatchNorm2d\): its fixed shift is not zero"),
         (nn.LayerNorm((6, 6)), r"^2 \(LayerNorm\): it divides by statistics of its own input"),
         *((n, r"^2 .*Norm.* whose mean over channels is not 0") for n in (nn.LayerNorm((4, 6, 6)), nn.GroupNorm(1, 4))),
         (nn.InstanceNorm2d(4), r"^2 \(InstanceNorm2d\): it divides by statistics"),
@@ -71,9 +70,23 @@ def test_modules_are_refused_by_name(middle: nn.Module, why: str) -> None:
     refused(cnn(middle, features=features), IMAGE, why)
 
 
-def doubled(norm: nn.LayerNorm) -> nn.Module:
-    nn.init.constant_(norm.weight, 2.0)
-    return norm
+TO_IMAGES = r".* do (that|it) to the images,? and import the module without it$"
+OF_INPUT: list[tuple[Callable[[Any, Any], Any], str]] = [
+    (lambda m, x: (x - 0.5) / 0.25, r"^sub .*: it shifts the input by a constant \(0.5\), which no"),
+    (lambda m, x: x / 255 - 0.5, r"^sub .*: it shifts the input by a constant \(0.5\), which no"),
+    (lambda m, x: 1 - x, r"^rsub .*: it shifts the input by a constant \(1\), which no"),
+    (lambda m, x: x - m.norm.running_mean, r"^sub .*: it uses .* norm.running_mean on the input, which no"),
+]
+
+
+def dense(forward: Callable[[Any, Any], Any]) -> nn.Module:
+    return made(forward, **{name: nn.Linear(4, 4) for name in "abcd"}, norm=nn.BatchNorm1d(4), act=nn.ReLU(True))
+
+
+def bridge(m: Any, x: Any) -> Any:
+    """As in a Wheatstone circuit: h feeds both arms in the middle."""
+    h = m.a(x)
+    return m.d(R(m.b(x) + m.c(R(h)))) + h
 
 
 @pytest.mark.parametrize(
@@ -89,17 +102,18 @@ def doubled(norm: nn.LayerNorm) -> nn.Module:
         # torch reads (batch, channels, length) in AvgPool2d as one image without channels, and would mix the batch
         (nn.Sequential(nn.Conv1d(1, 2, 3), nn.AvgPool2d(2)), (1, 6), "its input has 1 spatial axes, not 2"),
         (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.LayerNorm(8)), ROW, "whose mean over channels is not 0"),
-        (nn.Sequential(nn.Linear(4, 8), doubled(nn.LayerNorm(8)), nn.Linear(8, 1)), ROW, "weights are not all 1"),
+        (nn.Sequential(nn.Linear(4, 8), changed(nn.LayerNorm(8), weight=2.0)), ROW, "weights are not all 1"),
         (nn.Sequential(nn.Linear(4, 8), nn.GroupNorm(2, 8)), ROW, "it divides by statistics .* all locations of an"),
         # all channels of all locations together, laid out flat: not the channels of each
         (nn.Sequential(nn.Conv2d(1, 8, 5), nn.Flatten(), nn.LayerNorm(32)), IMAGE, r"^2 .* of an image has one"),
         (cnn(), (1, 5, 5), r"^3: running it on an input of shape \(1, 5, 5\) failed"),
         (nn.Sequential(nn.LazyLinear(3)), ROW, r"^0.weight has no shape yet \(a lazy layer\)"),
         (lambda x: x, ROW, r"expected a torch.nn.Module, got function"),
-        *(
-            (m, ROW, "^forward .output.: the images reach the output by")
-            for m in (nn.Identity(), nn.Flatten(), nn.Sequential())
-        ),
+        (dense(bridge), ROW, r"^add in forward .*: a feeds several of its terms"),
+        # an activation in place reaches what skips it
+        (dense(lambda m, x: m.c((h := m.a(x)) + m.b(m.act(h)))), ROW, r"the branch Identity\(\) gives the output of a"),
+        *((dense(lambda m, x, f=f: m.b(R(m.a(f(m, x))))), ROW, why + TO_IMAGES) for f, why in OF_INPUT),
+        *((m, ROW, "^forward .output.: the images reach") for m in (nn.Identity(), nn.Flatten(), nn.Sequential())),
         *(
             (nn.Sequential(nn.Linear(4, 3), m, nn.Linear(3, 1)), ROW, r"ha(ve|s) a name here")
             for m in (nn.Softplus(beta=2.0), nn.ELU(alpha=0.5), nn.Hardtanh(-2, 2), nn.Threshold(0.1, 0.0))
@@ -191,73 +205,16 @@ def test_forwards_are_refused_by_name(middle: Callable[[Any, Any], Any], why: st
     refused(module, (1, 4, 4), why)
 
 
-TO_IMAGES = r".* do (that|it) to the images,? and import the module without it$"
-
-
-@pytest.mark.parametrize(
-    ("first", "why"),
-    [
-        (lambda m, x: (x - 0.5) / 0.25, r"^sub .*: it shifts the input by a constant \(0.5\), which no"),
-        (lambda m, x: x / 255 - 0.5, r"^sub .*: it shifts the input by a constant \(0.5\), which no"),
-        (lambda m, x: 1 - x, r"^rsub .*: it shifts the input by a constant \(1\), which no"),
-        (lambda m, x: x - m.mean, r"^sub .*: it uses .* mean on the input, which no"),
-    ],
-)
-def test_what_is_done_to_the_input_is_better_done_to_the_images(first: Callable[[Any, Any], Any], why: str) -> None:
-    module = made(lambda m, x: m.b(R(m.a(first(m, x)))), a=nn.Linear(2, 3), b=nn.Linear(3, 1))
-    module.register_buffer("mean", torch.ones(2))
-    refused(module, (2,), why + TO_IMAGES)
-
-
-def test_a_bridge_is_refused() -> None:
-    """Of a Wheatstone circuit: h feeds both arms in the middle."""
-
-    def forward(m: Any, x: Any) -> Any:
-        h = m.a(x)
-        k = m.b(x) + m.c(R(h))
-        return m.d(R(k)) + h
-
-    refused(
-        made(forward, **{n: nn.Linear(4, 4) for n in "abcd"}), ROW, r"^add in forward .*: a feeds several of its terms"
-    )
-
-
-@pytest.mark.parametrize("inplace", [False, True])
-def test_an_activation_in_place_reaches_the_skip(inplace: bool) -> None:
-    def forward(m: Any, x: Any) -> Any:
-        x = m.a(x)
-        h = m.b(m.act(x))
-        return m.c(torch.tanh(x + h))
-
-    layers = {n: nn.Linear(4, 4) for n in "abc"}
-    module = made(forward, **layers, act=nn.ReLU(inplace=inplace))
-    if inplace:
-        refused(module, ROW, r"add in forward .*: the branch Identity\(\) gives the output of a nonlinearity")
-    else:
-        from_torch(module, ROW)
-
-
 # ---- parts that were altered -----------------------------------------------------------------------------------------
 
 
-def _replaced(m: Any) -> None:
-    m[1].forward = torch.sin
-
-
-def _method(m: Any) -> None:
-    m[0]._check_input_dim = lambda x: x
-    m[0].extra_repr = lambda: ""
+class Inference(nn.Linear):
+    forward = torch.inference_mode()(lambda self, x: nn.Linear.forward(self, x.relu()))
 
 
 class Absolute(nn.Linear):
     def forward(self, x):
         return F.linear(x, self.weight.abs())
-
-
-class Inference(nn.Linear):
-    @torch.inference_mode()
-    def forward(self, x):
-        return super().forward(x.relu())
 
 
 @pytest.mark.parametrize(
@@ -266,8 +223,8 @@ class Inference(nn.Linear):
         (lambda m: m[1].register_forward_hook(lambda *given: None), r"^1 \(ReLU\): it has a forward hook, which may"),
         (lambda m: m[1].register_forward_pre_hook(lambda *given: None), r"^1 \(ReLU\): it has a forward pre-hook"),
         (lambda m: m.register_forward_hook(lambda *given: None), r"^the module \(Sequential\): it has a forward hook"),
-        (_replaced, r"^1 \(ReLU\): its forward was replaced on this instance"),
-        (_method, r"^0 \(Linear\): its extra_repr was replaced on this instance"),
+        (lambda m: setattr(m[1], "forward", torch.sin), r"^1 \(ReLU\): its forward was replaced on this instance"),
+        (lambda m: vars(m[0]).update(_check_input_dim=abs, extra_repr=str), r"^0 .*: its extra_repr was replaced"),
         (lambda m: m.append(Absolute(4, 1)), r"linear in 3 \(linear\): the weights are handed to a function"),
         (lambda m: m.append(parametrizations.weight_norm(Absolute(4, 1))), r"linear in 3 .*: the weights are handed"),
         (lambda m: m.append(Inference(4, 1)), r"Inference tensors do not track version"),
@@ -294,10 +251,8 @@ def test_weights_side_by_side_in_one_memory_are_taken() -> None:
 # ---- explain ---------------------------------------------------------------------------------------------------------
 
 
-def test_explain_covers_every_part(capsys: pytest.CaptureFixture[str]) -> None:
-    module = cnn(nn.MaxPool2d(2), nn.Dropout(0.5), features=36)
-    explanation = cnngp.torch.explain(module, IMAGE)
-    assert not explanation.ok
+def test_explain_tells_of_every_part_and_why_what_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    explanation = cnngp.torch.explain(cnn(nn.MaxPool2d(2), nn.Dropout(0.5), features=36), IMAGE)
     assert explanation.network is None
     assert [row.name for row in explanation] == ["0", "1", "2", "3", "4", "5"]
     assert [row.name for row in explanation.refused] == ["2", "3"]
@@ -306,20 +261,16 @@ def test_explain_covers_every_part(capsys: pytest.CaptureFixture[str]) -> None:
     assert "MaxPool2d   4 × 3 × 3  NO: the maximum" in printed
     assert "no Gaussian process: 2 (MaxPool2d): the maximum" in printed
     assert repr(explanation) == "Explanation(6 calls, 2 refused, ok=False)"
-
-
-def test_explain_of_what_works(capsys: pytest.CaptureFixture[str]) -> None:
     layers = {"stem": nn.Conv2d(1, 1, 1), "block": PreActivationBlock(1, 4, 1), "spare": nn.Conv2d(4, 4, 3)}
     module = made(lambda m, x: m.head(m.block(m.stem(x)).mean((2, 3))), **layers, head=nn.Linear(4, 1))
-    explanation = cnngp.torch.explain(module, IMAGE, show=False)
+    taken = cnngp.torch.explain(module, IMAGE, show=False)
     assert capsys.readouterr().out == ""
-    told = {row.name: row.told for row in explanation}
-    assert told["add in block"] == "Sum(…)"
-    assert told["mean in forward"] == "GlobalAvgPool()"
-    assert told["spare"] == "never called by forward"
+    told = {row.name: row.told for row in taken}
+    parts = {"add in block": "Sum(…)", "mean in forward": "GlobalAvgPool()", "spare": "never called by forward"}
+    assert told == told | parts
     assert told["head"].startswith("Dense(")
-    assert "Sum(Conv(1" in str(explanation)
-    assert explanation.network == from_torch(module, IMAGE)
+    assert "Sum(Conv(1" in str(taken)
+    assert taken.network == from_torch(module, IMAGE)
 
 
 def test_torch_is_needed_only_when_used() -> None:

@@ -14,26 +14,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
 
-from cnngp import (
-    AvgPool,
-    Conv,
-    ConvTranspose,
-    Cos,
-    Dense,
-    Elementwise,
-    Erf,
-    GlobalAvgPool,
-    Identity,
-    NetworkError,
-    ReLU,
-    Sequential,
-    Sin,
-    Step,
-    Sum,
-    from_torch,
-    sample_network,
-    zoo,
-)
+import cnngp
+from cnngp import AvgPool, Conv, ConvTranspose, Dense, Elementwise, Identity, NetworkError, ReLU, Sequential, Sum, zoo
 from cnngp.network import Network, reference
 from cnngp.torch import check_limit
 from cnngp.torch_bridge import sample_outputs, sampling
@@ -50,13 +32,15 @@ pytestmark = [
 ]
 
 
-# ---- round trips -----------------------------------------------------------------------------------------------------
-
 R, D = ReLU(), Dense(weight_var=2.0)
 LENET = Sequential(Conv(5, weight_var=2.0), R, AvgPool(2), Conv(5, weight_var=2.0), R, AvgPool(2), D, R, D)
 POOLED_SKIP = Sequential(
     *(Conv(3), Sum(Identity(), Sequential(R, Conv(3), R, Conv(3))), R, AvgPool(2), Conv(3)),
-    *(Sum(Identity(), Sequential(R, Conv(3))), GlobalAvgPool(), D),
+    *(Sum(Identity(), Sequential(R, Conv(3))), cnngp.GlobalAvgPool(), D),
+)
+EVEN = Sequential(
+    *(Conv(4, bias_var=0.1), cnngp.Sin(), ConvTranspose(4), cnngp.Cos(), ConvTranspose((2, 3), stride=(1, 2))),
+    *(cnngp.Step(), Dense()),
 )
 ZOO = {
     "resnet": (zoo.resnet(8), (1, 12, 12)),
@@ -65,12 +49,7 @@ ZOO = {
     "dense_nngp": (zoo.dense_nngp(), (9,)),
     "erf": (zoo.dense_nngp(nonlinearity="erf"), (9,)),
     "small_cnn": (zoo.small_cnn(), (2, 6, 6)),
-    "even transposed": (
-        Sequential(
-            Conv(4, bias_var=0.1), Sin(), ConvTranspose(4), Cos(), ConvTranspose((2, 3), stride=(1, 2)), Step(), Dense()
-        ),
-        (1, 5, 4),
-    ),
+    "even transposed": (EVEN, (1, 5, 4)),
     "lenet": (LENET, (2, 8, 8)),
     "pooled skip": (POOLED_SKIP, (2, 8, 8)),
 }
@@ -79,8 +58,8 @@ ZOO = {
 @pytest.mark.parametrize("name", ZOO)
 def test_round_trip_of_a_network(name: str) -> None:
     net, shape = ZOO[name]
-    module = sample_network(net, channels=3, input_shape=shape)
-    back = from_torch(module, shape, variances="drawn", allow_non_gaussian=name == "residual_cnn")
+    module = cnngp.sample_network(net, channels=3, input_shape=shape)
+    back = cnngp.from_torch(module, shape, variances="drawn", allow_non_gaussian=name == "residual_cnn")
     assert back.fingerprint == net.fingerprint
 
 
@@ -95,11 +74,11 @@ def test_any_network_round_trips_and_both_ways_of_sampling_agree(drawn: tuple, s
     net, shape = drawn
     X = np.random.default_rng(seed).normal(size=(2, *shape))
     try:
-        module = sample_network(net, 4, shape, (seed, 1), outputs=2, dtype=torch.float64)
+        module = cnngp.sample_network(net, 4, shape, (seed, 1), outputs=2, dtype=torch.float64)
     except NetworkError as error:  # a transposed convolution or a pool that torch does not have
         assert "torch's output_padding must be smaller" in str(error) or "PyTorch has no AvgPool3d" in str(error)  # noqa: PT017
         reject()
-    back = from_torch(module, shape, variances="drawn", allow_non_gaussian=True)
+    back = cnngp.from_torch(module, shape, variances="drawn", allow_non_gaussian=True)
     K = reference.kernel(net, X)
     np.testing.assert_allclose(reference.kernel(back, X), K, rtol=1e-12, atol=1e-14 * np.abs(K).max())
     together = sample_outputs(net, X, 4, 3, seed, outputs=2, dtype=torch.float64)
@@ -110,25 +89,18 @@ def test_any_network_round_trips_and_both_ways_of_sampling_agree(drawn: tuple, s
     np.testing.assert_allclose(alone / scale, together[1] / scale, rtol=0, atol=1e-11)
 
 
-# ---- widths and weights ----------------------------------------------------------------------------------------------
-
-
-def _widths(module: nn.Module) -> list[int]:
-    return [m.weight.shape[0] for m in module.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-
-
-def test_widths_double_where_the_map_becomes_smaller() -> None:
-    module = sample_network(zoo.resnet(8), channels=5, input_shape=(1, 12, 12))
-    assert _widths(module) == [5, 5, 5, 5, 10, 10, 10, 20, 20, 20, 20, 1]
-    assert _widths(sample_network(LENET, channels=5, input_shape=(1, 8, 8))) == [5, 10, 20, 1]
-    still = Sequential(Conv(3), R, AvgPool(3, 1), Conv(3), R, GlobalAvgPool(), D, R, D)
-    assert _widths(sample_network(still, 5, (1, 8, 8))) == [5, 5, 5, 1]
-
-
-def test_widths_by_layer() -> None:
-    net = Sequential(Conv(3), ReLU(), Conv(3), ReLU(), Dense(), ReLU(), Dense())
-    assert _widths(sample_network(net, [3, 5, 7], (1, 4, 4), outputs=2)) == [3, 5, 7, 2]
-    assert _widths(sample_network(net, {"layers[2]": 9, "*": 4}, (1, 4, 4))) == [4, 9, 4, 1]
+def test_widths_double_where_the_map_becomes_smaller_or_are_given_by_layer() -> None:
+    still = Sequential(Conv(3), R, AvgPool(3, 1), Conv(3), R, cnngp.GlobalAvgPool(), D, R, D)
+    net = Sequential(Conv(3), R, Conv(3), R, D, R, D)
+    for network, channels, shape, widths in (
+        (zoo.resnet(8), 5, (1, 12, 12), [5, 5, 5, 5, 10, 10, 10, 20, 20, 20, 20, 2]),
+        (LENET, 5, (1, 8, 8), [5, 10, 20, 2]),
+        (still, 5, (1, 8, 8), [5, 5, 5, 2]),
+        (net, [3, 5, 7], (1, 4, 4), [3, 5, 7, 2]),
+        (net, {"layers[2]": 9, "*": 4}, (1, 4, 4), [4, 9, 4, 2]),
+    ):
+        module = cnngp.sample_network(network, channels, shape, outputs=2)  # type: ignore[arg-type]
+        assert [m.weight.shape[0] for m in module.modules() if isinstance(m, nn.Conv2d | nn.Linear)] == widths
     branches = Sequential(Conv(3), Sum(Conv(1), Conv(3)), ReLU(), Dense())
     for network, channels, told in (
         (net, [3, 5], r"layers\[4\]: channels has no number left for it"),
@@ -137,7 +109,7 @@ def test_widths_by_layer() -> None:
         (branches, [4, 5, 6], r"branches\[1\]: channels=6 is asked for, but the Sum .* has 5 channels"),
     ):
         with pytest.raises(NetworkError, match=told):
-            sample_network(network, channels, (1, 4, 4))  # type: ignore[arg-type]
+            cnngp.sample_network(network, channels, (1, 4, 4))  # type: ignore[arg-type]
 
 
 SEED = r"is not a non-negative integer or a tuple of them"
@@ -159,12 +131,9 @@ def test_bad_arguments_are_refused(changes: dict[str, Any], told: str) -> None:
     given: dict[str, Any] = {"net": zoo.small_cnn(), "channels": 4, "seed": 0, "device": None} | changes
     net, channels, others = given["net"], given["channels"], {key: given[key] for key in ("seed", "device")}
     with pytest.raises(NetworkError, match=told):
-        sample_network(net, channels, (3, 4, 4), **others)
+        cnngp.sample_network(net, channels, (3, 4, 4), **others)
     with pytest.raises(NetworkError, match=told):
         sample_outputs(net, np.zeros((1, 3, 4, 4)), channels, 2, **others)
-
-
-def test_a_batch_of_no_networks_is_refused() -> None:
     with pytest.raises(NetworkError, match="batch=0"):
         sample_outputs(zoo.small_cnn(), np.ones((1, 1, 4, 4)), 4, 3, batch=0)
 
@@ -178,20 +147,14 @@ def test_weights_have_the_layers_variances() -> None:
         ReLU(),
         Dense(weight_var=2.5, bias_var=0.4),
     )
-    module = sample_network(net, channels=60, input_shape=(2, 4, 4), outputs=200, dtype=torch.float64)
+    module = cnngp.sample_network(net, channels=60, input_shape=(2, 4, 4), outputs=200, dtype=torch.float64)
     conv, up, head = (m for m in module.modules() if hasattr(m, "weight"))
-    for tensor, var in (
-        (conv.weight, 1.9 / (9 * 2)),
-        (conv.bias, 0.7),
-        (up.weight, 0.6 / 60),
-        (up.bias, 0.2),
-        (head.weight, 2.5 / (60 * 64)),
-        (head.bias, 0.4),
-    ):
+    parts = ((conv, 1.9 / (9 * 2), 0.7), (up, 0.6 / 60, 0.2), (head, 2.5 / (60 * 64), 0.4))
+    for tensor, var in [both for layer, w, b in parts for both in ((layer.weight, w), (layer.bias, b))]:
         n = tensor.numel()
         low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], n) / n
         assert low < float(tensor.detach().square().mean()) / var < high
-    assert sample_network(Sequential(Conv(3), ReLU(), Dense()), 4, (1, 4, 4))[0].bias is None
+    assert cnngp.sample_network(Sequential(Conv(3), ReLU(), Dense()), 4, (1, 4, 4))[0].bias is None
 
 
 @pytest.mark.parametrize(("channels", "width"), [(1, 7), (3, 7), (3, 6), (4, 4)])
@@ -212,14 +175,14 @@ def test_named_functions_have_gradients() -> None:
 
 def test_a_seed_fixes_the_network() -> None:
     net, X = zoo.small_cnn(), torch.randn(2, 1, 5, 5)
-    first, again, other = (sample_network(net, 4, (1, 5, 5), seed=s)(X) for s in (1, np.int64(1), 2))
+    first, again, other = (cnngp.sample_network(net, 4, (1, 5, 5), seed=s)(X) for s in (1, np.int64(1), 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-    wide = sample_network(net, 4, (1, 5, 5), seed=1, dtype=torch.float64)(X.double())
+    wide = cnngp.sample_network(net, 4, (1, 5, 5), seed=1, dtype=torch.float64)(X.double())
     torch.testing.assert_close(wide.float(), first, rtol=1e-4, atol=1e-5)
     torch.manual_seed(0)
     state = torch.get_rng_state()
-    sample_network(net, 4, (1, 5, 5), seed=1)
+    cnngp.sample_network(net, 4, (1, 5, 5), seed=1)
     assert torch.equal(state, torch.get_rng_state())
 
 
@@ -258,12 +221,12 @@ FIRST = [
     ConvTranspose(4),
     ConvTranspose((3, 2), stride=(3, 2), padding=(1, 0), dilation=2, output_padding=(1, 0), fan_in="channels"),
 ]
-POOLS = [AvgPool(2), AvgPool(3, 1), AvgPool(3, 2, 1), AvgPool(3, 2, 1, False), GlobalAvgPool()]
+POOLS = [AvgPool(2), AvgPool(3, 1), AvgPool(3, 2, 1), AvgPool(3, 2, 1, False), cnngp.GlobalAvgPool()]
 ONE_HIDDEN_LAYER = [
     *((Sequential(Conv(3, weight_var=1.3), a, Dense(1.2, 0.1)), (2, 4, 4)) for a in ACTIVATIONS),
     *((Sequential(layer, R, Dense()), (2, 6, 7)) for layer in FIRST),
     *((Sequential(Conv(3, weight_var=1.3, bias_var=0.2), R, pool, Dense(1.2, 0.1)), (2, 5, 5)) for pool in POOLS),
-    *((Sequential(Conv(3, stride=2), Erf(), Dense()), (2, *(4,) * axes)) for axes in (1, 3)),
+    *((Sequential(Conv(3, stride=2), cnngp.Erf(), Dense()), (2, *(4,) * axes)) for axes in (1, 3)),
     (Sequential(Sum(Identity(), Conv(3)), Conv(3), R, Dense()), (3, 4, 4)),
 ]
 
