@@ -26,12 +26,7 @@ from helpers.networks import networks_with_shapes, relu_like, smooth
 from helpers.nonlinearities import ONE_OF_EACH
 from helpers.pooled import pooled_networks
 
-pytestmark = [
-    pytest.mark.usefixtures("one_torch_thread"),
-    pytest.mark.filterwarnings("ignore:from_torch measured"),  # small layers
-]
-
-
+pytestmark = [pytest.mark.usefixtures("one_torch_thread"), pytest.mark.filterwarnings("ignore:from_torch measured")]
 R, D = ReLU(), Dense(weight_var=2.0)
 LENET = Sequential(Conv(5, weight_var=2.0), R, AvgPool(2), Conv(5, weight_var=2.0), R, AvgPool(2), D, R, D)
 POOLED_SKIP = Sequential(
@@ -63,12 +58,10 @@ def test_round_trip_of_a_network(name: str) -> None:
     assert back.fingerprint == net.fingerprint
 
 
-DRAWN = st.one_of(
-    networks_with_shapes(st.one_of(relu_like, smooth), max_pixels=200), pooled_networks(max_elements=1500)
-)
+CHAINS = networks_with_shapes(st.one_of(relu_like, smooth), max_pixels=200)
 
 
-@given(DRAWN, st.integers(0, 2**32 - 1))
+@given(st.one_of(CHAINS, pooled_networks(max_elements=1500)), st.integers(0, 2**32 - 1))
 @examples(40)
 def test_any_network_round_trips_and_both_ways_of_sampling_agree(drawn: tuple, seed: int) -> None:
     net, shape = drawn
@@ -91,29 +84,20 @@ def test_any_network_round_trips_and_both_ways_of_sampling_agree(drawn: tuple, s
 
 def test_widths_double_where_the_map_becomes_smaller_or_are_given_by_layer() -> None:
     still = Sequential(Conv(3), R, AvgPool(3, 1), Conv(3), R, cnngp.GlobalAvgPool(), D, R, D)
-    net = Sequential(Conv(3), R, Conv(3), R, D, R, D)
     for network, channels, shape, widths in (
         (zoo.resnet(8), 5, (1, 12, 12), [5, 5, 5, 5, 10, 10, 10, 20, 20, 20, 20, 2]),
         (LENET, 5, (1, 8, 8), [5, 10, 20, 2]),
         (still, 5, (1, 8, 8), [5, 5, 5, 2]),
-        (net, [3, 5, 7], (1, 4, 4), [3, 5, 7, 2]),
-        (net, {"layers[2]": 9, "*": 4}, (1, 4, 4), [4, 9, 4, 2]),
+        (DEEP, [3, 5, 7], (1, 4, 4), [3, 5, 7, 2]),
+        (DEEP, {"layers[2]": 9, "*": 4}, (1, 4, 4), [4, 9, 4, 2]),
     ):
         module = cnngp.sample_network(network, channels, shape, outputs=2)  # type: ignore[arg-type]
         assert [m.weight.shape[0] for m in module.modules() if isinstance(m, nn.Conv2d | nn.Linear)] == widths
-    branches = Sequential(Conv(3), Sum(Conv(1), Conv(3)), ReLU(), Dense())
-    for network, channels, told in (
-        (net, [3, 5], r"layers\[4\]: channels has no number left for it"),
-        (net, [3, 5, 7, 1], r"channels: \[1\] belong to no layer"),
-        (net, {"layers[9]": 9}, r"channels: \['layers\[9\]'\] belong to no layer"),
-        (branches, [4, 5, 6], r"branches\[1\]: channels=6 is asked for, but the Sum .* has 5 channels"),
-    ):
-        with pytest.raises(NetworkError, match=told):
-            cnngp.sample_network(network, channels, (1, 4, 4))  # type: ignore[arg-type]
 
 
 SEED = r"is not a non-negative integer or a tuple of them"
-USE_CPU = r"device='foo' cannot be used by PyTorch .*; use 'cpu'"
+DEEP = Sequential(Conv(3), R, Conv(3), R, D, R, D)
+BRANCHES = Sequential(Conv(3), Sum(Conv(1), Conv(3)), R, D)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +105,11 @@ USE_CPU = r"device='foo' cannot be used by PyTorch .*; use 'cpu'"
     [
         *(({"channels": wrong}, "is not a positive integer") for wrong in (0, 2.5, True)),
         *(({"seed": s}, rf"seed={re.escape(repr(s))} {SEED}") for s in (-1, None, 1.5, "a", True, (), (1, None))),
-        ({"device": "foo"}, USE_CPU),
+        ({"device": "foo"}, r"device='foo' cannot be used by PyTorch .*; use 'cpu'"),
+        ({"net": DEEP, "channels": [3, 5]}, r"layers\[4\]: channels has no number left for it"),
+        ({"net": DEEP, "channels": [3, 5, 7, 1]}, r"channels: \[1\] belong to no layer"),
+        ({"net": DEEP, "channels": {"layers[9]": 9}}, r"channels: \['layers\[9\]'\] belong to no layer"),
+        ({"net": BRANCHES, "channels": [4, 5, 6]}, r"branches\[1\]: channels=6 is asked for, but the Sum .* has 5 ch"),
         ({"net": Identity()}, "the images reach the output by a path without weights"),
         ({"net": Conv(3)}, "4 × 4 output locations; end it in Dense"),
         ({"net": Sequential(Sum(Identity(), Conv(3)), Dense()), "channels": 2}, "skip carries the input's 3 channels"),
@@ -134,19 +122,12 @@ def test_bad_arguments_are_refused(changes: dict[str, Any], told: str) -> None:
         cnngp.sample_network(net, channels, (3, 4, 4), **others)
     with pytest.raises(NetworkError, match=told):
         sample_outputs(net, np.zeros((1, 3, 4, 4)), channels, 2, **others)
-    with pytest.raises(NetworkError, match="batch=0"):
-        sample_outputs(zoo.small_cnn(), np.ones((1, 1, 4, 4)), 4, 3, batch=0)
 
 
 def test_weights_have_the_layers_variances() -> None:
     """Mean squares of many weights: χ² with so many degrees of freedom, at a level of 1e-6 each."""
-    net = Sequential(
-        Conv(3, weight_var=1.9, bias_var=0.7),
-        ReLU(),
-        ConvTranspose(2, stride=2, weight_var=0.6, bias_var=0.2, fan_in="channels"),
-        ReLU(),
-        Dense(weight_var=2.5, bias_var=0.4),
-    )
+    middle = ConvTranspose(2, stride=2, weight_var=0.6, bias_var=0.2, fan_in="channels")
+    net = Sequential(Conv(3, weight_var=1.9, bias_var=0.7), R, middle, R, Dense(weight_var=2.5, bias_var=0.4))
     module = cnngp.sample_network(net, channels=60, input_shape=(2, 4, 4), outputs=200, dtype=torch.float64)
     conv, up, head = (m for m in module.modules() if hasattr(m, "weight"))
     parts = ((conv, 1.9 / (9 * 2), 0.7), (up, 0.6 / 60, 0.2), (head, 2.5 / (60 * 64), 0.4))
@@ -154,7 +135,7 @@ def test_weights_have_the_layers_variances() -> None:
         n = tensor.numel()
         low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], n) / n
         assert low < float(tensor.detach().square().mean()) / var < high
-    assert cnngp.sample_network(Sequential(Conv(3), ReLU(), Dense()), 4, (1, 4, 4))[0].bias is None
+    assert cnngp.sample_network(DEEP, 4, (1, 4, 4))[0].bias is None
 
 
 @pytest.mark.parametrize(("channels", "width"), [(1, 7), (3, 7), (3, 6), (4, 4)])
@@ -202,6 +183,8 @@ def test_outputs_do_not_depend_on_batches_of_networks_and_images(monkeypatch: py
     whole = sample_outputs(net, X, 4, 7, batch=7, progress=done.append)
     assert done == [7]
     assert whole.shape == (7, 9)
+    with pytest.raises(NetworkError, match="batch=0"):
+        sample_outputs(net, X, 4, 3, batch=0)
     monkeypatch.setitem(sampling._BUDGET, "cpu", 10_000)
     for batch in (None, 3):
         found = sample_outputs(net, X, 4, 5, batch=batch)
