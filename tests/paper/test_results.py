@@ -1,12 +1,10 @@
-"""Pieces of an experiment that survive a kill, files of results, the page made of them, and those in the repository."""
+"""Pieces of an experiment, files of results, the page made of them, and those in the repository."""
 
 from __future__ import annotations
 
 import platform
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import types
 from collections.abc import Callable
@@ -20,7 +18,7 @@ import pytest
 import cnngp
 from cnngp.common.figures import new_figure, save_figure
 from cnngp.paper import results, setting
-from cnngp.paper.setting import OutOfTime, Piece, Setting, digest
+from cnngp.paper.setting import Piece, Setting, digest
 from cnngp.report import page
 from helpers.browser import needs_browser, opened
 
@@ -77,51 +75,6 @@ def test_a_damaged_piece_is_computed_again(tmp_path: Path, damage: Callable[[Pat
     again = Setting(tmp_path, device="cpu").values(Piece("p", compute, depends={}))
     assert (again["x"], again["a"].tolist()) == (1, list(range(40)))
     assert compute.call_count == 2
-
-
-def test_a_budget_stops_between_pieces_and_every_run_gets_on(tmp_path: Path) -> None:
-    """Pieces that each claim more than the budget: a run does the first that is missing, and no other."""
-    counted = {name: Mock(return_value={"x": 1}) for name in "abc"}
-
-    def attempt() -> None:
-        s = Setting(tmp_path, device="cpu", budget=50.0)
-        for name, compute in counted.items():
-            s.values(Piece(name, compute, depends={}, seconds=100.0))
-
-    for done in (1, 2):
-        with pytest.raises(OutOfTime, match="run again to continue"):
-            attempt()
-        assert sum(c.call_count for c in counted.values()) == done
-    attempt()
-    attempt()
-    assert [c.call_count for c in counted.values()] == [1, 1, 1]
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from cnngp.paper.setting import Piece, Setting
-
-def compute(name):
-    with open(sys.argv[2], "a") as log:
-        log.write(name)
-    if name == "b" and sys.argv[3] == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return {"x": len(name)}
-
-s = Setting(Path(sys.argv[1]), device="cpu")
-for name in "abc":
-    s.values(Piece(name, lambda: compute(name), depends={}))
-"""
-
-
-def test_killed_in_the_middle_of_a_piece(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    arguments = [sys.executable, "-c", KILLED, str(tmp_path / "out"), str(log)]
-    killed = subprocess.run([*arguments, "kill"], capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL
-    subprocess.run([*arguments, "go on"], check=True)
-    assert log.read_text() == "ab" + "bc"
 
 
 def test_names_and_digests_tell_pieces_and_arrays_apart(tmp_path: Path) -> None:

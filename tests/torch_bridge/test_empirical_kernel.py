@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from cnngp import Conv, Dense, GPClassifier, Kernel, ReLU, Sequential, sample_network
+from cnngp import Conv, Dense, Kernel, ReLU, Sequential, sample_network
 from cnngp.torch import empirical_kernel
 from helpers.torch_modules import made
 
@@ -86,22 +86,6 @@ def test_wide_random_networks_come_near_the_kernels_of_their_limit(kind: Any) ->
         errors.append(np.linalg.norm(np.mean(found, axis=0) - exact) / np.linalg.norm(exact))
     assert errors[1] < 0.1
     assert errors[1] < errors[0] / 2
-
-
-def test_a_classifier_takes_the_matrix() -> None:
-    module = odd()
-    y = np.array([0, 1, 0, 1, 1])
-    K, Kz = empirical_kernel(module, X), empirical_kernel(module, Z, X)
-    classifier = GPClassifier(noise=1e-3).fit(K=K, y=y)
-    # leave-one-out by refitting without each image
-    wrong = []
-    for i in range(len(y)):
-        rest = np.delete(np.arange(len(y)), i)
-        other = GPClassifier(noise=1e-3).fit(K=K[np.ix_(rest, rest)], y=y[rest])
-        wrong.append(other.predict(K=K[[i]][:, rest])[0] != y[i])
-    assert classifier.loo_error_ == pytest.approx(np.mean(wrong))
-    np.testing.assert_array_equal(classifier.predict(K=K), y)
-    assert classifier.predict(K=Kz).shape == (3,)
 
 
 @pytest.mark.parametrize(
