@@ -14,15 +14,12 @@ from cnngp.gp.conformal import allowed, intervals, p_values
 from cnngp.gp.exact import ExactGP, posterior_samples
 from cnngp.gp.linalg import Factor, JitterWarning, NotPositiveDefinite
 from cnngp.gp.selection import chosen
+from helpers.refits import rbf
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(70, 4))
 Z = RNG.normal(size=(15, 4))
 Y = np.stack([np.sin(X[:, 0]), X[:, 1] * X[:, 2], np.cos(X @ np.ones(4))], 1) + 0.1 * RNG.normal(size=(70, 3))
-
-
-def rbf(a: np.ndarray, b: np.ndarray, length: float = 1.5) -> np.ndarray:
-    return np.exp(-((a[:, None] - b[None]) ** 2).sum(-1) / (2 * length**2))
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +136,7 @@ def test_amplitudes_of_extreme_targets_and_test_matrices_of_another_size() -> No
 def test_too_few_points_for_a_coverage_exclude_nothing():
     rng = np.random.default_rng(0)
     points, labels = rng.standard_normal((26, 2)), rng.integers(3, size=20)
-    K = np.exp(-((points[:, None] - points) ** 2).sum(-1))
+    K = rbf(points, length=0.5**0.5)
     gp = ExactGP(K[:20, :20], 2.0 * np.eye(3)[labels] - 1.0, noise=0.1)
     new = K[20:, :20], np.ones(6)
     assert np.isinf(intervals(gp, *new, 0.97)).all()

@@ -216,11 +216,7 @@ ONE_HIDDEN_LAYER = [
 
 @pytest.mark.parametrize(("net", "shape"), ONE_HIDDEN_LAYER, ids=repr)
 def test_one_hidden_layer_has_the_kernel_as_covariance(net: Network, shape: tuple[int, ...]) -> None:
-    """The expected covariance is the kernel at any width; only chance is between them.
-
-    Each network is one independent estimate, so the mean over networks has a t distribution for each entry; Bonferroni
-    over the entries, at a level of 1e-4 in all.
-    """
+    """The expected covariance is the kernel at any width, and the mean over networks has a t distribution: at 1e-4."""
     n, samples, outputs = 3, 300, 32
     X = np.random.default_rng(1).normal(size=(n, *shape))
     F = sample_outputs(net, X, 30, samples, outputs=outputs).astype(np.float64)
