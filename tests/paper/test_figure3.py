@@ -58,7 +58,7 @@ def test_certain_functions_give_the_limits_and_finite_gradients(dtype: torch.dty
 
 
 def small_problem(n: int = 30, m: int = 6, classes: int = 3, epsilon: float = 1e-3) -> tuple[Any, SparseGP, Any, Any]:
-    """A smooth kernel of random points, the first m inducing, a random q, and labels by thresholds of one coordinate."""
+    """A smooth kernel of random points, the first m inducing, a random q, labels by thresholds of one coordinate."""
     x = np.random.default_rng(0).normal(size=(n, 2))
     K = rbf(x, length=1.0)
     y = torch.tensor(np.digitize(x[:, 0], [0.0] if classes == 2 else [-0.5, 0.5]))
