@@ -186,9 +186,6 @@ def test_noise_is_the_likeliest(seed: int) -> None:
         assert gp.amplitude == pytest.approx(((problem.Y - mean) ** 2 / variance[:, None]).mean(), rel=1e-5)
 
 
-# ---- adding a point with each target --------------------------------------------------------------------------------
-
-
 def p_of_last(problem: Problem, scores: Any, among: Any) -> float:
     """The p-value of the last point: each group that has points among those that count has one vote."""
     worse = scores[:-1] >= scores[-1] - 1e-9

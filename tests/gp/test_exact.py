@@ -130,9 +130,6 @@ def test_amplitudes_of_extreme_targets_and_test_matrices_of_another_size() -> No
         gp.mean(np.ones((1, 4)))
 
 
-# ---- conformal sets, and what to label next --------------------------------------------------------------------------
-
-
 def test_too_few_points_for_a_coverage_exclude_nothing():
     rng = np.random.default_rng(0)
     points, labels = rng.standard_normal((26, 2)), rng.integers(3, size=20)

@@ -86,8 +86,6 @@ def test_solves_for_many_points_keep_their_threads(monkeypatch):
     assert seen == [{1}, {2}]
 
 
-# ---- losses for learning ---------------------------------------------------------------------------------------------
-
 N, C = 14, 3
 AMPLITUDES = ["ml", 0.7]
 

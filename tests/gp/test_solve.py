@@ -164,9 +164,6 @@ def test_cholesky_of_a_singular_matrix_says_that_it_added_something() -> None:
         assert not solve(K, Y, 0.0, "cholesky", device="cpu").converged
 
 
-# ---- what is taken, and what is refused ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("free", "method"), [(720_000, "cholesky"), (719_999, "cg")])
 def test_auto_takes_what_fits(stored: Path, monkeypatch: pytest.MonkeyPatch, free: int, method: str) -> None:
     monkeypatch.setattr(memory, "available", lambda device="cpu": free)

@@ -28,9 +28,6 @@ DIGITS = datasets.digits()
 TRAINING = Training(inducing=60, epochs=5, batch_size=100)
 
 
-# ---- the likelihood --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-7), (torch.float32, 2e-6)])
 def test_the_integral_against_adaptive_quadrature(dtype: torch.dtype, tolerance: float) -> None:
     rng = np.random.default_rng(0)
@@ -52,9 +49,6 @@ def test_certain_functions_give_the_limits_and_finite_gradients(dtype: torch.dty
     P.sum().backward()
     assert P[:2].tolist() == pytest.approx([1.0, 0.0], abs=1e-6)
     assert all(torch.isfinite(t).all() for t in (P, mean.grad, variance.grad))
-
-
-# ---- the model -------------------------------------------------------------------------------------------------------
 
 
 def small_problem(n: int = 30, m: int = 6, classes: int = 3, epsilon: float = 1e-3) -> tuple[Any, SparseGP, Any, Any]:
@@ -137,9 +131,6 @@ def test_minibatches_estimate_the_bound_without_bias() -> None:
 def test_a_singular_matrix_is_refused() -> None:
     with pytest.raises(ValueError, match="inducing points is singular at jitter=1e-20"):
         whitened(*[torch.ones(5, 5, dtype=torch.float64)] * 2, torch.ones(5), 1e-20)
-
-
-# ---- fits ------------------------------------------------------------------------------------------------------------
 
 
 def fitted(network: Any = NET, **options: Any) -> SparseGP:

@@ -31,9 +31,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return table1.run(Setting(tmp_path_factory.mktemp("table1"), device="cpu"), PLAN, DATA)
 
 
-# ---- table 1 ------------------------------------------------------------------------------------------------------
-
-
 def test_one_matrix_gives_what_separate_fits_give(found: Any) -> None:
     clf = GPClassifier(zoo.small_cnn(), device="cpu").fit(DATA.X, DATA.y)
     X, y = np.concatenate([DATA.X, DATA.X_validation]), np.concatenate([DATA.y, DATA.y_validation])

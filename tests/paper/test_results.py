@@ -86,9 +86,6 @@ def test_names_and_digests_tell_pieces_and_arrays_apart(tmp_path: Path) -> None:
     assert digest(a) == digest(a.copy())
 
 
-# ---- results ---------------------------------------------------------------------------------------------------------
-
-
 def run(setting: Setting) -> results.Results:
     for name in ("p", "p", "q"):
         setting.values(Piece(name, lambda: {"x": 1}, depends={}))

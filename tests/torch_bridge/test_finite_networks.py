@@ -192,8 +192,6 @@ def test_outputs_do_not_depend_on_batches_of_networks_and_images(monkeypatch: py
         np.testing.assert_allclose(found, whole[:5], rtol=0, atol=1e-5 * np.abs(whole).max())
 
 
-# ---- the limit -------------------------------------------------------------------------------------------------------
-
 ACTIVATIONS = [*ONE_OF_EACH, *map(Elementwise, ("silu", "softplus", "sigmoid", np.arctan))]
 FIRST = [
     Conv(3, weight_var=1.5, bias_var=0.2),

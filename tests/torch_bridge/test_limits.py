@@ -147,9 +147,6 @@ def test_a_module_that_fixes_its_widths_gets_a_clear_error() -> None:
     assert check_limit(from_torch(fixed, (1, 4, 4)), X, samples=400).ok
 
 
-# ---- arguments and the picture ---------------------------------------------------------------------------------------
-
-
 def test_too_little_decides_nothing() -> None:
     assert check_limit(NET, X, samples=20, outputs=1).verdict == "undecided"
     deep = Sequential(*[layer for _ in range(12) for layer in (Conv(3, weight_var=2.0), ReLU())], Dense())
@@ -252,9 +249,6 @@ def test_random_code_is_refused_or_right() -> None:
             report = check_limit(module, X, (8, 32), samples=300, seed=1, outputs=16)
         assert report.verdict != "differs", f"seed {seed}\n{report}\n{from_torch(module, (1, 4, 4))}"
     assert taken > 40
-
-
-# ---- one idiom at a time ---------------------------------------------------------------------------------------------
 
 
 class Doubled(torch.autograd.Function):
