@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from cnngp.common import memory
-from cnngp.gp import linalg, solve, trained_ensemble
+from cnngp.gp import linalg, trained_ensemble
 from cnngp.gp.conformal import intervals
 from cnngp.gp.exact import ExactGP, posterior_samples
 from cnngp.gp.inducing import InducingGP
@@ -125,17 +124,3 @@ def test_solve(on_card: Move, method: str) -> None:
     here = solve_matrix(SymmetricMatrix(K), Y, 0.01, method)
     there = solve_matrix(SymmetricMatrix(on_card(K)), on_card(Y), 0.01, method)
     np.testing.assert_allclose(there.weights.get(), here.weights, rtol=1e-8, atol=1e-10)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("method", ["auto", "cg", "cholesky"])
-def test_solve_takes_stores_and_tensors_to_a_real_card(stored: Any, method: Any) -> None:
-    cupy = pytest.importorskip("cupy")
-    K = KERNEL(DIGITS.X)
-    exact = ExactGP(K, targets(), noise=0.01).alpha
-    tensors = [torch.as_tensor(K, device="cuda")] if torch.cuda.is_available() else []
-    for matrix in (stored, K, cupy.asarray(K), *tensors):
-        found = solve(matrix, targets(), cupy.asarray(0.01), method, device="cuda")
-        assert found.converged
-        assert isinstance(found.weights, np.ndarray)
-        np.testing.assert_allclose(found.weights, exact, atol=1e-6 * np.abs(exact).max())

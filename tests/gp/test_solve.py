@@ -35,6 +35,14 @@ def real() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return kernel(data.X), kernel(data.X_test, data.X).astype(float), 2.0 * np.eye(10)[data.y] - 1.0
 
 
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """300 digits in 16 tiles, of which 10 are on or above the diagonal."""
+    path = tmp_path_factory.mktemp("solve") / "K.zarr"
+    gram(KERNEL, DIGITS.X, store=path, tile=80)
+    return path
+
+
 @pytest.mark.parametrize("relative", [1e-2, 1e-3])
 @pytest.mark.parametrize("method", ["cholesky", "cg"])
 def test_predictions_are_those_of_cholesky_on_real_images(real: Any, method: Any, relative: float) -> None:
@@ -62,6 +70,20 @@ def test_store_path_and_array_are_one_matrix(stored: Path) -> None:
             found = solve(matrix, targets(), 0.01, method, device="cpu")
             np.testing.assert_allclose(found.weights, weights, atol=1e-6 * np.abs(weights).max())
     assert sorted(p.name for p in stored.parent.iterdir()) == ["K.zarr"]  # no checkpoint is left
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["auto", "cg", "cholesky"])
+def test_solve_takes_stores_and_tensors_to_a_real_card(stored: Any, method: Any) -> None:
+    cupy = pytest.importorskip("cupy")
+    K = KERNEL(DIGITS.X)
+    exact = ExactGP(K, targets(), noise=0.01).alpha
+    tensors = [torch.as_tensor(K, device="cuda")] if torch.cuda.is_available() else []
+    for matrix in (stored, K, cupy.asarray(K), *tensors):
+        found = solve(matrix, targets(), cupy.asarray(0.01), method, device="cuda")
+        assert found.converged
+        assert isinstance(found.weights, np.ndarray)
+        np.testing.assert_allclose(found.weights, exact, atol=1e-6 * np.abs(exact).max())
 
 
 class Tiles:

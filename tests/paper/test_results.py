@@ -54,6 +54,12 @@ def test_a_piece_of_something_else_is_computed_again(tmp_path: Path, monkeypatch
         assert s.values(Piece("p", lambda: {"x": next(made)}, depends=depends))["x"] == n
     monkeypatch.setattr(setting, "__version__", "99")
     assert s.values(Piece("p", lambda: {"x": next(made)}, depends=depends))["x"] == 4
+    with pytest.raises(ValueError, match="small letters"):
+        usual.values(Piece("../p", dict, depends={}))
+    a = np.arange(6.0)
+    others = (a.reshape(2, 3), a.astype(np.float32), a + 1, a[::-1])
+    assert len({digest(a), *map(digest, others)}) == 5
+    assert digest(a) == digest(a.copy())
     shutil.copy(tmp_path / "pieces" / "p.piece", tmp_path / "pieces" / "q.piece")
     assert s.values(Piece("q", lambda: {"x": next(made)}, depends=depends))["x"] == 5
 
@@ -75,15 +81,6 @@ def test_a_damaged_piece_is_computed_again(tmp_path: Path, damage: Callable[[Pat
     again = Setting(tmp_path, device="cpu").values(Piece("p", compute, depends={}))
     assert (again["x"], again["a"].tolist()) == (1, list(range(40)))
     assert compute.call_count == 2
-
-
-def test_names_and_digests_tell_pieces_and_arrays_apart(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="small letters"):
-        Setting(tmp_path, device="cpu").values(Piece("../p", dict, depends={}))
-    a = np.arange(6.0)
-    others = (a.reshape(2, 3), a.astype(np.float32), a + 1, a[::-1])
-    assert len({digest(a), *map(digest, others)}) == 5
-    assert digest(a) == digest(a.copy())
 
 
 def run(setting: Setting) -> results.Results:
@@ -117,16 +114,6 @@ def doc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return results.reproduce("the.table1", Setting(tmp_path, device="cpu"), "cnngp reproduce table1")
 
 
-def test_a_document_says_what_was_found_and_how(doc: Any, tmp_path: Path) -> None:
-    assert results.read(tmp_path / "table1.json") == doc
-    assert [p["name"] for p in doc["pieces"]] == ["p", "q"]  # a piece that is used twice is computed once
-    assert doc["seconds"] == sum(p["seconds"] for p in doc["pieces"])
-    assert doc["hardware"] == ["one card"]
-    assert doc["software"] == ["Python 3.11", "Python 3.12 & more"]
-    assert [f["file"] for f in doc["figures"]] == ["line.png", "line.svg"]
-    assert {f["caption"] for f in doc["figures"]} == {"A line."}
-
-
 @pytest.mark.parametrize("text", ["{", "[]", '{"schema": 3}', "{}"])
 def test_other_files_in_the_folder_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "table1.json").write_text(text)
@@ -148,7 +135,12 @@ def test_figures_are_the_same_bytes_each_time(tmp_path: Path) -> None:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-def test_the_page_is_self_contained_and_shows_every_number(doc: Any, tmp_path: Path) -> None:
+def test_a_document_says_what_was_found_and_its_page_is_self_contained_and_shows_it(doc: Any, tmp_path: Path) -> None:
+    assert results.read(tmp_path / "table1.json") == doc
+    assert [p["name"] for p in doc["pieces"]] == ["p", "q"]  # a piece that is used twice is computed once
+    assert doc["seconds"] == sum(p["seconds"] for p in doc["pieces"])
+    assert (doc["hardware"], doc["software"]) == (["one card"], ["Python 3.11", "Python 3.12 & more"])
+    assert [(f["file"], f["caption"]) for f in doc["figures"]] == [("line.png", "A line."), ("line.svg", "A line.")]
     text = (tmp_path / results.PAGE).read_text(encoding="utf-8")
     sources = re.findall(r'(?:src|href)="([^"]*)"', text)
     assert all(source.startswith("data:image/") for source in sources)
