@@ -237,7 +237,6 @@ def test_the_plan_for_the_whole_set_is_shown_first(tmp_path: Path, monkeypatch: 
 
 
 def test_timings_from_the_files_to_the_errors(data_folder: Path, tmp_path: Path) -> None:
-    """A process of its own reads the files and ends with the errors that Table 1's piece has."""
     setting = Setting(tmp_path, device="cpu", data=data_folder)
     case = table1.Case("resnet", "ResNet GP", zoo.resnet(8))
     sizes = table1.Table1Plan(100, 40, 60, (case,))

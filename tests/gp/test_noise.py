@@ -102,7 +102,6 @@ def squares(mean: Any, Y: Any) -> tuple[float, Any]:
 
 
 def test_the_losses_are_the_likelihood_of_a_fit_and_the_density_given_all_others() -> None:
-    """The second by leaving each point out in turn."""
     K, Y = random_problem()
     A = K + 0.2 * np.eye(N)
     total, a = 0.0, 0.7
@@ -120,7 +119,6 @@ def test_the_losses_are_the_likelihood_of_a_fit_and_the_density_given_all_others
 @pytest.mark.parametrize("amplitude", AMPLITUDES)
 @pytest.mark.parametrize(("rule", "word"), [("likelihood", "ml"), ("loo", "loo")])
 def test_the_noise_that_a_fit_chooses_has_no_slope(rule: Rule, word: str, amplitude: Any) -> None:
-    """And less of the loss than others."""
     K, Y = random_problem(3)
     noise = chosen_noise(K, Y, word, amplitude)
     assert noise > 1e-6

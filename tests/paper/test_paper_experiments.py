@@ -121,7 +121,6 @@ def finite(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 
 
 def test_finite_networks_approach_the_limit_by_measures_that_are_those_of_scipy(finite: tuple[Any, Path]) -> None:
-    """Wide networks are within chance of the limit, narrow ones are not."""
     details = finite[0]["details"]
     widths, floor = details["widths"], details["floor"]
     for key in ("ks_mean", "ks_first"):

@@ -174,7 +174,6 @@ COMMITTED = Path(__file__).parents[2] / "docs" / "results"
 
 @pytest.mark.parametrize("name", results.NAMES)
 def test_committed_results_are_whole(name: str) -> None:
-    """Full runs, with their figures beside them, and all of them on the page."""
     doc = results.read(COMMITTED / f"{name}.json")
     assert not doc["quick"]
     assert doc["figures"]

@@ -215,7 +215,7 @@ ONE_HIDDEN_LAYER = [
 
 @pytest.mark.parametrize(("net", "shape"), ONE_HIDDEN_LAYER, ids=repr)
 def test_one_hidden_layer_has_the_kernel_as_covariance(net: Network, shape: tuple[int, ...]) -> None:
-    """The expected covariance is the kernel at any width, and the mean over networks has a t distribution: at 1e-4."""
+    """At any width the expected covariance is the kernel, and means have t distributions: at a level of 1e-4."""
     n, samples, outputs = 3, 300, 32
     X = np.random.default_rng(1).normal(size=(n, *shape))
     F = sample_outputs(net, X, 30, samples, outputs=outputs).astype(np.float64)
@@ -237,7 +237,6 @@ def test_deep_networks_approach_their_kernels(name: str) -> None:
 
 @pytest.mark.gpu
 def test_many_networks_on_a_card() -> None:
-    """The paper's Figure 2 at a hundredth of its size, and the covariance it gives."""
     if not torch.cuda.is_available():
         pytest.skip("torch sees no card")
     X = np.random.default_rng(6).uniform(size=(3, 1, 28, 28))
