@@ -1,4 +1,4 @@
-"""Exact GP algebra: moments, jitter, memory and what is refused; test_against_refits.py compares with plain refitting."""
+"""Exact GP algebra: moments, jitter, memory and what is refused; test_against_refits.py compares with refitting."""
 
 from __future__ import annotations
 
