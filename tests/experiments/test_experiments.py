@@ -140,9 +140,6 @@ def test_every_candidate_is_cheap_enough_and_has_a_fast_path_on_cards() -> None:
         assert generate(lower(net, (1, 28, 28)), "float32").path == "sheets", name
 
 
-# ---- pooled ----------------------------------------------------------------------------------------------------------
-
-
 def test_every_pool_has_a_row_beside_the_dense_layer(tmp_path: Path) -> None:
     here, told = telling(tmp_path)
     found = pooled.run(here, pooled.PooledPlan(depth=8, pools=(2,), train=40, validation=20, test=30), DATA)
@@ -239,11 +236,7 @@ def test_the_plan_for_the_whole_set_is_shown_first(tmp_path: Path, monkeypatch: 
     assert "flips" not in cifar10.PUBLISHED  # the published one is of another nonlinearity
 
 
-# ---- timings ---------------------------------------------------------------------------------------------------------
-
-
 def test_timings_from_the_files_to_the_errors(data_folder: Path, tmp_path: Path) -> None:
-    """A process of its own reads the files and ends with the errors that Table 1's piece has."""
     setting = Setting(tmp_path, device="cpu", data=data_folder)
     case = table1.Case("resnet", "ResNet GP", zoo.resnet(8))
     sizes = table1.Table1Plan(100, 40, 60, (case,))

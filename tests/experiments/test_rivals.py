@@ -126,9 +126,6 @@ def test_the_convolutional_gp_is_chosen_by_leave_one_out(tmp_path: Path) -> None
     assert len(terms) == 1 + (choice["best"]["pixel_var"] > 0)
 
 
-# ---- what the models compute -----------------------------------------------------------------------------------------
-
-
 def test_a_prior_is_the_weighted_sum_over_all_pairs_of_patches() -> None:
     """With q(v) = N(0, I) nothing is learned yet: mean 0, variance Σ w_p w_q k(p, q), and no divergence."""
     torch.manual_seed(0)

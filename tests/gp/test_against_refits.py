@@ -158,7 +158,7 @@ def test_the_posterior_through_inducing_points(seed: int, monkeypatch: pytest.Mo
     for one in (later, InducingGP.restored(*later.state("float64"), np)):
         one.add(parts[1:])
         assert one.discount == discount
-        np.testing.assert_allclose(one.mean(K_new[:, at]), gp.mean(K_new[:, at]), atol=1e-8)
+        np.testing.assert_allclose(one.mean(K_new[:, at]), gp.mean(K_new[:, at]), atol=1e-9)
         assert one.log_marginal_likelihood == pytest.approx(gp.log_marginal_likelihood, rel=1e-9)
 
 
@@ -184,9 +184,6 @@ def test_noise_is_the_likeliest(seed: int) -> None:
     mean, variance, _ = problem.left_out(noise=gp.noise)
     if problem.groups is not None:
         assert gp.amplitude == pytest.approx(((problem.Y - mean) ** 2 / variance[:, None]).mean(), rel=1e-5)
-
-
-# ---- adding a point with each target --------------------------------------------------------------------------------
 
 
 def p_of_last(problem: Problem, scores: Any, among: Any) -> float:

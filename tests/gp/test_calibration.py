@@ -23,49 +23,30 @@ def test_probability_of_largest_is_what_sampling_gives(classes: int) -> None:
     assert np.abs(P - wins).max() < 5 * 0.5 / np.sqrt(100_000)
 
 
-def test_confident_and_certain_predictions_stay_finite() -> None:
+def test_confident_certain_and_only_predictions_stay_finite() -> None:
     P = calibration.probability_of_largest(np.array([[1.0, -1.0, -1.0]]), np.array([1e-9]))
     assert np.isfinite(np.log(P)).all()
     assert P[0, 0] > 0.999999
     known = calibration.probability_of_largest(np.array([[1.0, 1.0, 0.0], [0.0, 2.0, 1.0]]), np.zeros(2))
     np.testing.assert_allclose(known, [[0.5, 0.5, 0.0], [0.0, 1.0, 0.0]], atol=1e-9)
     np.testing.assert_allclose(calibration.probability_of_largest(np.ones((1, 2)), np.zeros(1)), 0.5)
-
-
-def test_one_class_is_certain() -> None:
-    scores, labels = RNG.normal(size=(5, 1)), np.zeros(5, int)
-    assert np.isfinite(
-        [calibration.fit_temperature(scores, labels), *calibration.fit_label_noise(scores, labels)]
-    ).all()
+    scores, labels = RNG.normal(size=(5, 1)), np.zeros(5, int)  # of one class
+    fitted = calibration.fit_temperature(scores, labels), *calibration.fit_label_noise(scores, labels)
+    assert np.isfinite(fitted).all()
     assert calibration.smoothed_loss(calibration.softmax(scores), labels) == 0.0
 
 
-def test_nll_and_reliability_like_scikit_learn() -> None:
-    P = calibration.softmax(RNG.normal(size=(400, 4)))
-    labels = RNG.integers(0, 4, 400)
+def test_metrics_by_hand_and_like_scikit_learn() -> None:
+    found = calibration.scores(np.array([[0.8, 0.2], [0.8, 0.2], [0.4, 0.6]]), np.array([0, 1, 1]))
+    expected = (0.08 + 1.28 + 0.32) / 3, (2 * 0.3 + 0.4) / 3, 1 / 3
+    assert (found.brier, found.ece, found.error) == pytest.approx(expected)
+    P, labels = calibration.softmax(RNG.normal(size=(400, 4))), RNG.integers(0, 4, 400)
     assert calibration.negative_log_likelihood(P, labels) == pytest.approx(log_loss(labels, P))
     curve = calibration.reliability(P, labels, bins=10)
     accuracy, confidence = calibration_curve(P.argmax(1) == labels, P.max(1), n_bins=10)
     filled = curve.count > 0
     np.testing.assert_allclose(curve.accuracy[filled], accuracy)
     np.testing.assert_allclose(curve.confidence[filled], confidence)
-
-
-def test_brier_and_ece_by_hand() -> None:
-    P = np.array([[0.8, 0.2], [0.8, 0.2], [0.4, 0.6]])
-    labels = np.array([0, 1, 1])
-    found = calibration.scores(P, labels)
-    assert found.brier == pytest.approx((0.08 + 1.28 + 0.32) / 3)
-    assert found.ece == pytest.approx((2 * 0.3 + 0.4) / 3)
-    assert found.error == pytest.approx(1 / 3)
-
-
-def test_temperature_is_recovered() -> None:
-    scores = 3.0 * RNG.normal(size=(4000, 5))
-    P = calibration.softmax(scores)
-    labels = np.array([RNG.choice(5, p=p) for p in P])
-    T = calibration.fit_temperature(2.5 * scores, labels)
-    assert pytest.approx(2.5, rel=0.1) == T
 
 
 @pytest.mark.parametrize("classes", [2, 7])
@@ -78,9 +59,6 @@ def test_no_other_temperature_has_less_of_the_loss(classes: int, scale: float) -
     assert calibration.smoothed_loss(calibration.softmax(scores / T), labels) <= min(losses) + 1e-6
 
 
-# ---- labels that are random ------------------------------------------------------------------------------------------
-
-
 def drawn(n: int, noise: float, seed: int, classes: int = 5) -> tuple[np.ndarray, np.ndarray]:
     """Scores, and labels of softmax(scores/0.3) of which a share is random."""
     rng = np.random.default_rng(seed)
@@ -90,9 +68,11 @@ def drawn(n: int, noise: float, seed: int, classes: int = 5) -> tuple[np.ndarray
     return scores, (P.cumsum(1) > rng.random(n)[:, None]).argmax(1)
 
 
-def test_the_share_of_random_labels_is_recovered() -> None:
-    scores, labels = drawn(4000, 0.3, 1)
-    T, noise = calibration.fit_label_noise(scores, labels)
+def test_temperatures_and_shares_of_random_labels_are_recovered() -> None:
+    scores = 3.0 * RNG.normal(size=(4000, 5))
+    labels = np.array([RNG.choice(5, p=p) for p in calibration.softmax(scores)])
+    assert calibration.fit_temperature(2.5 * scores, labels) == pytest.approx(2.5, rel=0.1)
+    T, noise = calibration.fit_label_noise(*drawn(4000, 0.3, 1))
     assert pytest.approx(0.3, rel=0.1) == T
     assert pytest.approx(0.3, abs=0.03) == noise
 
@@ -109,11 +89,11 @@ def test_random_labels_make_other_probabilities_no_less_sure() -> None:
     np.testing.assert_array_equal(P.argmax(1), new.argmax(1))
 
 
-@pytest.mark.parametrize("n", [20, 100, 400])
-def test_labels_that_follow_the_scores_are_not_taken_to_be_random(n: int) -> None:
-    found = [calibration.fit_label_noise(*drawn(n, 0.0, seed)) for seed in range(10)]
-    assert sum(noise > 0.0 for _, noise in found) <= 1
-    assert all(0.1 < T < 1.0 for T, _ in found)
+def test_labels_that_follow_the_scores_are_not_taken_to_be_random() -> None:
+    for n in (20, 100, 400):
+        found = [calibration.fit_label_noise(*drawn(n, 0.0, seed)) for seed in range(10)]
+        assert sum(noise > 0.0 for _, noise in found) <= 1
+        assert all(0.1 < T < 1.0 for T, _ in found)
 
 
 def test_the_share_is_where_its_likelihood_is_largest() -> None:

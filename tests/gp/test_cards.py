@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from cnngp.common import memory
-from cnngp.gp import linalg, solve, trained_ensemble
+from cnngp.gp import linalg, trained_ensemble
 from cnngp.gp.conformal import intervals
 from cnngp.gp.exact import ExactGP, posterior_samples
 from cnngp.gp.inducing import InducingGP
@@ -63,14 +62,14 @@ def test_exact(on_card: Move, noise: Any, seed: int) -> None:
     """Alone and in groups, with a few points added; conformal intervals, near copies and what to label next."""
     problem = Problem(seed)
     n, k, groups = problem.n, problem.n - 3, problem.groups
-    K, Y = problem.K[:n, :n], problem.Y
-    made = []
-    for move in (np.asarray, on_card):
-        first = None if groups is None else groups[:k]
+    K, Y, first = problem.K[:n, :n], problem.Y, None if problem.groups is None else problem.groups[: problem.n - 3]
+
+    def made(move: Move) -> ExactGP:
         gp = ExactGP(move(K[:k, :k].copy()), move(Y[:k]), noise=noise, amplitude="loo", groups=first)
         gp.add(move(K[k:, :k]), move(K[k:, k:]), move(Y[k:]), groups=groups)
-        made.append(gp)
-    here, there = made
+        return gp
+
+    here, there = made(np.asarray), made(on_card)
     assert_same(there, here, problem.new, on_card)
     K_new, K_new_new, diagonal = problem.new
     found = intervals(there, on_card(K_new), on_card(diagonal), 0.5)
@@ -93,34 +92,30 @@ def test_inducing(on_card: Move, noise: Any) -> None:
     n, at = problem.n, np.arange(0, problem.n, 2)
     K, (K_new, K_new_new, diagonal) = problem.K[:n, :n] + 1e-6 * np.eye(n), problem.new
     own = np.where(np.arange(n) % 2 == 0, np.arange(n) // 2, -1)
-    made = []
-    for move in (np.asarray, on_card):
-        parts = [(rows, *map(move, (K[rows][:, at], problem.Y[rows], K.diagonal()[rows]))) for rows in [slice(0, n)]]
-        options: dict[str, Any] = {"noise": noise, "own": own, "groups": problem.group, "discounts": (0.0, 30.0)}
-        made.append(InducingGP(move(K[np.ix_(at, at)]), parts, np.arange(n), **options))
-    assert_same(made[1], made[0], (K_new[:, at], K_new_new, diagonal), on_card)
+    options: dict[str, Any] = {"noise": noise, "own": own, "groups": problem.group, "discounts": (0.0, 30.0)}
+
+    def made(move: Move) -> InducingGP:
+        parts = [(slice(0, n), move(K[:, at]), move(problem.Y), move(K.diagonal()))]
+        return InducingGP(move(K[np.ix_(at, at)]), parts, np.arange(n), **options)
+
+    assert_same(made(on_card), made(np.asarray), (K_new[:, at], K_new_new, diagonal), on_card)
 
 
-def test_iterative(on_card: Move) -> None:
+def test_iterative_and_trained_ensembles(on_card: Move) -> None:
     problem = Problem(1)
-    K, Y = problem.K[: problem.n, : problem.n], problem.Y
-    matrices = [SymmetricMatrix(move(K)) for move in (np.asarray, on_card)]
-    made = [
-        IterativeGP(matrix, move(Y), namespace(matrix.K), noise=0.1, groups=problem.groups)
-        for matrix, move in zip(matrices, (np.asarray, on_card), strict=True)
-    ]
-    assert_same(made[1], made[0], problem.new, on_card)
+    K, Y, (K_new, K_new_new, _) = problem.K[: problem.n, : problem.n], problem.Y, problem.new
 
+    def made(move: Move) -> IterativeGP:
+        matrix = SymmetricMatrix(move(K))
+        return IterativeGP(matrix, move(Y), namespace(matrix.K), noise=0.1, groups=problem.groups)
 
-def test_trained_ensembles(on_card: Move) -> None:
-    problem = Problem(0)
-    K, (K_new, K_new_new, _) = problem.K[: problem.n, : problem.n], problem.new
-    found = [
-        trained_ensemble(move(K), move(K), move(problem.Y), ridge=0.1).predict(*map(move, (K_new, K_new, K_new_new)))
+    assert_same(made(on_card), made(np.asarray), problem.new, on_card)
+    ours, theirs = (
+        vars(trained_ensemble(move(K), move(K), move(Y), ridge=0.1).predict(*map(move, (K_new, K_new, K_new_new))))
         for move in (np.asarray, on_card)
-    ]
-    for theirs, ours in zip(vars(found[1]).values(), vars(found[0]).values(), strict=True):
-        np.testing.assert_allclose(theirs.get(), ours, rtol=1e-7, atol=1e-9)
+    )
+    for name, found in theirs.items():
+        np.testing.assert_allclose(found.get(), ours[name], rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("method", ["cg", "cholesky"])
@@ -129,17 +124,3 @@ def test_solve(on_card: Move, method: str) -> None:
     here = solve_matrix(SymmetricMatrix(K), Y, 0.01, method)
     there = solve_matrix(SymmetricMatrix(on_card(K)), on_card(Y), 0.01, method)
     np.testing.assert_allclose(there.weights.get(), here.weights, rtol=1e-8, atol=1e-10)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("method", ["auto", "cg", "cholesky"])
-def test_solve_takes_stores_and_tensors_to_a_real_card(stored: Any, method: Any) -> None:
-    cupy = pytest.importorskip("cupy")
-    K = KERNEL(DIGITS.X)
-    exact = ExactGP(K, targets(), noise=0.01).alpha
-    tensors = [torch.as_tensor(K, device="cuda")] if torch.cuda.is_available() else []
-    for matrix in (stored, K, cupy.asarray(K), *tensors):
-        found = solve(matrix, targets(), cupy.asarray(0.01), method, device="cuda")
-        assert found.converged
-        assert isinstance(found.weights, np.ndarray)
-        np.testing.assert_allclose(found.weights, exact, atol=1e-6 * np.abs(exact).max())

@@ -1,4 +1,4 @@
-"""Exact GP algebra against scikit-learn and its own moments; test_against_refits.py compares with plain refitting."""
+"""Exact GP algebra: moments, jitter, memory and what is refused; test_against_refits.py compares with refitting."""
 
 from __future__ import annotations
 
@@ -14,15 +14,12 @@ from cnngp.gp.conformal import allowed, intervals, p_values
 from cnngp.gp.exact import ExactGP, posterior_samples
 from cnngp.gp.linalg import Factor, JitterWarning, NotPositiveDefinite
 from cnngp.gp.selection import chosen
+from helpers.refits import rbf
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(70, 4))
 Z = RNG.normal(size=(15, 4))
 Y = np.stack([np.sin(X[:, 0]), X[:, 1] * X[:, 2], np.cos(X @ np.ones(4))], 1) + 0.1 * RNG.normal(size=(70, 3))
-
-
-def rbf(a: np.ndarray, b: np.ndarray, length: float = 1.5) -> np.ndarray:
-    return np.exp(-((a[:, None] - b[None]) ** 2).sum(-1) / (2 * length**2))
 
 
 @pytest.fixture(autouse=True)
@@ -66,14 +63,17 @@ def test_an_addition_that_needs_more_jitter_factorises_a_copy(monkeypatch: pytes
     np.testing.assert_array_equal(gp.factor.A, whole.factor.A)
 
 
-def test_singular_matrix_gets_the_smallest_jitter_that_works() -> None:
+def test_singular_matrix_gets_the_smallest_jitter_that_works_and_factors_restore_it() -> None:
     twice = np.concatenate([X[:20], X[:20]])
     K = rbf(twice, twice)
     with pytest.warns(JitterWarning, match="not positive definite"):
         gp = ExactGP(K, np.concatenate([Y[:20], Y[:20]]))
     assert 0 < gp.jitter <= 1e-12
+    A = K.copy()
     with pytest.raises(NotPositiveDefinite):
-        Factor.of(K.copy(), gp.jitter / 100)
+        Factor.of(A, gp.jitter / 100)
+    np.testing.assert_array_equal(A, K)  # restored
+    np.testing.assert_array_equal(Factor.of(A, 0.1).restore(), K)
     np.testing.assert_allclose(gp.mean(K), np.concatenate([Y[:20], Y[:20]]), atol=1e-3)
 
 
@@ -90,16 +90,6 @@ def test_one_buffer_is_all_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     tracemalloc.stop()
     assert gp.factor.A is K
     assert peak < 0.3 * K.nbytes
-
-
-def test_factor_restores_the_matrix_also_where_it_could_not_factorise() -> None:
-    K = rbf(X, X)
-    indefinite = K - 0.5 * np.eye(70)
-    A = indefinite.copy()
-    with pytest.raises(NotPositiveDefinite):
-        Factor.of(A)
-    np.testing.assert_array_equal(A, indefinite)
-    np.testing.assert_array_equal(Factor.of(K.copy(), 0.1).restore(), K)
 
 
 @pytest.mark.parametrize(
@@ -133,13 +123,10 @@ def test_amplitudes_of_extreme_targets_and_test_matrices_of_another_size() -> No
         gp.mean(np.ones((1, 4)))
 
 
-# ---- conformal sets, and what to label next --------------------------------------------------------------------------
-
-
 def test_too_few_points_for_a_coverage_exclude_nothing():
     rng = np.random.default_rng(0)
     points, labels = rng.standard_normal((26, 2)), rng.integers(3, size=20)
-    K = np.exp(-((points[:, None] - points) ** 2).sum(-1))
+    K = rbf(points, length=0.5**0.5)
     gp = ExactGP(K[:20, :20], 2.0 * np.eye(3)[labels] - 1.0, noise=0.1)
     new = K[20:, :20], np.ones(6)
     assert np.isinf(intervals(gp, *new, 0.97)).all()

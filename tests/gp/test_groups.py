@@ -13,12 +13,10 @@ from cnngp.gp import objectives
 from cnngp.gp.checks import MatrixError
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.near_copies import near_copies, warn_of_near_copies
+from helpers.refits import rbf
 
 RNG = np.random.default_rng(3)
-
-
-def rbf(points: np.ndarray) -> np.ndarray:
-    return np.exp(-0.3 * ((points[:, None] - points[None]) ** 2).sum(-1))
+LENGTH = 0.6**-0.5
 
 
 @pytest.mark.parametrize("apart", [0.0, 1e-6, 1e-3])
@@ -30,8 +28,8 @@ def test_measurements_that_contradict_each_other_are_noise(apart):
         points += apart * rng.standard_normal(points.shape)
         new, weights = rng.standard_normal((200, 30)), rng.standard_normal((30, 1))
         f, f_new = (np.tanh(x @ weights / 6) for x in (points, new))
-        K = 1.0 + 0.1 * points @ points.T + rbf(points / 8)
-        k = 1.0 + 0.1 * new @ points.T + np.exp(-0.3 / 64 * ((new[:, None] - points) ** 2).sum(-1))
+        K = 1.0 + 0.1 * points @ points.T + rbf(points / 8, length=LENGTH)
+        k = 1.0 + 0.1 * new @ points.T + rbf(new / 8, points / 8, LENGTH)
         gp = ExactGP(K, f + 0.3 * rng.standard_normal(f.shape), noise="loo", groups=np.repeat(np.arange(40), 2))
         assert 0.15 < math.sqrt(gp.amplitude * gp.noise) < 0.45
         error = math.sqrt(float(((gp.mean(k) - f_new) ** 2).mean()))
@@ -49,21 +47,11 @@ def test_copies_that_agree_hardly_make_predictions_surer(copies, least):
         f, f_new = (np.sin(1.5 * x[:, :1]) + 0.5 * x[:, 1:2] for x in (points, new))
         groups = np.repeat(np.arange(30), copies)
         Y = (f + 0.3 * rng.standard_normal(f.shape))[groups]
-        everything = rbf(np.concatenate([points, new]))
+        everything = rbf(np.concatenate([points, new]), length=LENGTH)
         gp = ExactGP(everything[:30, :30][np.ix_(groups, groups)], Y, noise="loo", groups=groups)
         k = everything[30:, :30][:, groups]
         covered.append(np.abs(gp.mean(k) - f_new)[:, 0] < 2.0 * np.sqrt(gp.variance(k, np.ones(100))))
     assert np.mean(covered) > least
-
-
-def test_thinned_points_keep_the_contradictions_inside_groups():
-    for groups in (np.repeat(np.arange(50), 2), np.arange(100) % 50, np.arange(100) % 3):
-        rows = grouping.thinned(groups, 40)
-        assert 30 <= len(rows) <= 40
-        assert (np.diff(rows) > 0).all()
-        together = groups[rows][:, None] == groups[rows]
-        assert (together.sum(1) > 1).all()
-        assert len(np.unique(groups[rows])) >= 3
 
 
 def test_noise_of_many_points_sees_the_contradictions(monkeypatch):
@@ -71,18 +59,18 @@ def test_noise_of_many_points_sees_the_contradictions(monkeypatch):
     points = RNG.normal(size=(60, 2))[groups]
     Y = np.sin(2.0 * points[:, :1]) + 0.3 * RNG.standard_normal((120, 1))
     monkeypatch.setattr(objectives, "_MOST_POINTS", 60)
-    gp = ExactGP(rbf(points), Y, noise="loo", groups=groups)
+    gp = ExactGP(rbf(points, length=LENGTH), Y, noise="loo", groups=groups)
     assert 0.1 < math.sqrt(gp.amplitude * gp.noise) < 0.5
 
 
 def test_a_given_noise_that_contradictions_exceed_is_told_of():
     groups = np.repeat(np.arange(20), 2)
-    K = rbf(RNG.normal(size=(20, 9)))[np.ix_(groups, groups)]
+    K = rbf(RNG.normal(size=(20, 9)), length=LENGTH)[np.ix_(groups, groups)]
     with pytest.warns(UserWarning, match="contradict each other by more than the noise explains"):
         ExactGP(K, np.sin(np.arange(40.0))[:, None], noise=1e-6, groups=groups)
 
 
-def test_groups_are_drawn_whole():
+def test_groups_are_drawn_whole_and_thinned_points_keep_the_contradictions_inside_them():
     codes = np.repeat(np.arange(6), [1, 2, 3, 4, 5, 9])
     for seed in range(20):
         rows = grouping.whole_groups(codes, 10, np.random.default_rng(seed))
@@ -90,6 +78,12 @@ def test_groups_are_drawn_whole():
         for g in np.unique(codes[rows]):
             assert (codes[rows] == g).sum() == (codes == g).sum()
     np.testing.assert_array_equal(grouping.whole_groups(np.repeat([0, 2], [4, 3]), 2, RNG), [4, 5, 6])
+    for groups in (np.repeat(np.arange(50), 2), np.arange(100) % 50, np.arange(100) % 3):
+        rows = grouping.thinned(groups, 40)
+        assert 30 <= len(rows) <= 40
+        assert (np.diff(rows) > 0).all()
+        assert (np.unique(groups[rows], return_counts=True)[1] > 1).all()
+        assert len(np.unique(groups[rows])) >= 3
 
 
 @pytest.mark.parametrize(
@@ -109,10 +103,6 @@ def test_groups_that_cannot_be_meant_are_refused(groups, message):
 # ---- near copies -----------------------------------------------------------------------------------------------------
 
 
-def of_length(points: np.ndarray, length: float) -> np.ndarray:
-    return np.exp(-((points[:, None] - points[None]) ** 2).sum(-1) / (2.0 * length**2))
-
-
 def films(kind: str, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Points (N, D), their film, and classes of which no film foretells another's."""
     rng = np.random.default_rng(seed)
@@ -126,7 +116,7 @@ def films(kind: str, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def told(points: np.ndarray, labels: np.ndarray | None, Y: np.ndarray, length: float, groups=None) -> list[str]:
-    gp = ExactGP(of_length(points, length), Y, noise=0.01, amplitude=1.0, groups=groups)
+    gp = ExactGP(rbf(points, length=length), Y, noise=0.01, amplitude=1.0, groups=groups)
 
     def errors(mean: np.ndarray) -> np.ndarray:
         return np.abs(mean - Y).mean(1) if labels is None else (mean.argmax(1) != labels).astype(float)
@@ -146,7 +136,7 @@ def one_hot(labels: np.ndarray) -> np.ndarray:
 def test_films_are_found_and_named_with_what_they_hide(kind, seed):
     points, film, labels = films(kind, seed)
     size = np.random.default_rng(seed).uniform(0.5, 2.0, len(points))  # on which nothing depends
-    found = near_copies(ExactGP(of_length(points, 3.0) * np.outer(size, size), one_hot(labels)), labels)
+    found = near_copies(ExactGP(rbf(points, length=3.0) * np.outer(size, size), one_hot(labels)), labels)
     assert len(np.unique(np.stack([found, film]), axis=1).T) == len(np.unique(film)) == len(np.unique(found))
     (message,) = told(points, labels, one_hot(labels), 3.0)
     assert "groups=" in message
@@ -176,7 +166,7 @@ def test_nothing_is_said_of_classes_that_lie_apart_and_of_near_copies_that_hide_
     # other films of the class predict its label as well
     points, _, labels = films("noisy", 0)
     points = 0.3 * points + 5.0 * np.random.default_rng(1).standard_normal((3, 20))[labels]
-    assert near_copies(ExactGP(of_length(points, 3.0), one_hot(labels)), labels) is not None
+    assert near_copies(ExactGP(rbf(points, length=3.0), one_hot(labels)), labels) is not None
     assert not told(points, labels, one_hot(labels), 3.0)
 
 

@@ -30,11 +30,15 @@ def model(rows: Any = slice(None), size: int = 7, **options: Any) -> InducingGP:
     return InducingGP(rbf(X[M], X[M]), parts, np.arange(len(T)), **options)
 
 
-def test_what_cannot_be_meant_is_refused() -> None:
+def test_files_keep_groups_and_what_cannot_be_meant_is_refused() -> None:
     with pytest.raises(MatrixError, match=r"noise=1e-300 is lost in float64 here; use .* or more"):
         model(np.arange(5), noise=1e-300)
     together = np.arange(60) // 3
-    numbers, arrays = model(noise=NOISE, groups=together).state("float64")
+    gp = model(noise=NOISE, groups=together)
+    numbers, arrays = gp.state("float64")
+    again = InducingGP.restored(numbers, arrays, np)
+    for ours, theirs in zip(again.leave_one_out().moments, gp.leave_one_out().moments, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12)
     with pytest.raises(MatrixError, match=r"groups of \(59,\) points for a sample of \(60,\)"):
         InducingGP.restored(numbers, arrays | {"loo_groups": together[1:]}, np)
 

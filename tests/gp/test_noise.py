@@ -13,11 +13,12 @@ from threadpoolctl import threadpool_info, threadpool_limits
 from cnngp.gp import linalg, objectives
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.objectives import RULES, Rule, chosen_noise, judged
+from helpers.refits import rbf
 
 
 def test_many_points_are_thinned_evenly(monkeypatch):
-    x = np.linspace(0.0, 10.0, 90)
-    K, Y = np.exp(-0.5 * (x[:, None] - x) ** 2), np.stack([np.sin(x), np.cos(2 * x)], 1)
+    x = np.linspace(0.0, 10.0, 90)[:, None]
+    K, Y = rbf(x, length=1.0), np.hstack([np.sin(x), np.cos(2 * x)])
     Y += 0.3 * np.random.default_rng(2).standard_normal(Y.shape)
     monkeypatch.setattr(objectives, "_MOST_POINTS", 45)
     assert ExactGP(K, Y, noise="loo").noise == ExactGP(K[::2, ::2], Y[::2], noise="loo").noise
@@ -27,7 +28,7 @@ def test_noise_by_leave_one_out_is_no_less_than_what_rounding_does() -> None:
     """Of two points that differ by less than rounding, leave-one-out alone would take the difference at its word."""
     rng = np.random.default_rng(0)
     X = np.concatenate([x := rng.random((30, 3)), x[:1] + 1e-7])
-    K = 3.0 * np.exp(-((X[:, None] - X) ** 2).sum(-1))
+    K = 3.0 * rbf(X, length=0.5**0.5)
     Y = np.sin(3.0 * X[:, :1])
     exact, rounded = ExactGP(K, Y, noise="loo").noise, ExactGP(K, Y, noise="loo", rounding=1e-4).noise
     assert exact < 1e-4
@@ -38,7 +39,7 @@ def test_noise_by_leave_one_out_is_no_less_than_what_rounding_does() -> None:
 def test_noise_by_likelihood_goes_as_far_as_noise_and_then_says_so() -> None:
     rng = np.random.default_rng(0)
     points = rng.normal(size=(70, 4))
-    K = np.exp(-((points[:, None] - points) ** 2).sum(-1) / 4.5)
+    K = rbf(points)
     root = np.linalg.cholesky(K + 1e-10 * np.eye(70))
     mostly = 0.03 * root @ rng.normal(size=(70, 20_000)) + rng.normal(size=(70, 20_000))
     found = chosen_noise(K, mostly, "ml", "ml")
@@ -85,8 +86,6 @@ def test_solves_for_many_points_keep_their_threads(monkeypatch):
     assert seen == [{1}, {2}]
 
 
-# ---- losses for learning ---------------------------------------------------------------------------------------------
-
 N, C = 14, 3
 AMPLITUDES = ["ml", 0.7]
 
@@ -103,7 +102,6 @@ def squares(mean: Any, Y: Any) -> tuple[float, Any]:
 
 
 def test_the_losses_are_the_likelihood_of_a_fit_and_the_density_given_all_others() -> None:
-    """The second by leaving each point out in turn."""
     K, Y = random_problem()
     A = K + 0.2 * np.eye(N)
     total, a = 0.0, 0.7
@@ -121,7 +119,6 @@ def test_the_losses_are_the_likelihood_of_a_fit_and_the_density_given_all_others
 @pytest.mark.parametrize("amplitude", AMPLITUDES)
 @pytest.mark.parametrize(("rule", "word"), [("likelihood", "ml"), ("loo", "loo")])
 def test_the_noise_that_a_fit_chooses_has_no_slope(rule: Rule, word: str, amplitude: Any) -> None:
-    """And less of the loss than others."""
     K, Y = random_problem(3)
     noise = chosen_noise(K, Y, word, amplitude)
     assert noise > 1e-6

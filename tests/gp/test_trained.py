@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from scipy.integrate import solve_ivp
 
-import cnngp
 from cnngp import Conv, Dense, ReLU, Sequential
 from cnngp.gp import trained_ensemble
 from cnngp.gp.checks import MatrixError
@@ -20,18 +19,11 @@ from cnngp.network import reference
 NET = Sequential(Conv(3), ReLU(), Conv(3), ReLU(), Dense(bias_var=0.1))
 IMAGES = np.random.default_rng(0).normal(size=(12, 2, 5, 5))
 N = 8  # of them are for training
-KS = cnngp.network.reference.kernel(NET, IMAGES)
-THETAS = reference.kernel(NET, IMAGES, kind="ntk")
+KS, THETAS = (reference.kernel(NET, IMAGES, kind=kind) for kind in ("nngp", "ntk"))
 Y = np.random.default_rng(1).normal(size=(N, 3))
 
 
-def parts(A: Any) -> tuple[Any, Any, Any]:
-    """Training, test against training, test."""
-    return A[:N, :N], A[N:, :N], A[N:, N:]
-
-
-K, K_TEST, K_TEST_TEST = parts(KS)
-THETA, THETA_TEST, _ = parts(THETAS)
+(K, K_TEST, K_TEST_TEST), (THETA, THETA_TEST, _) = ((A[:N, :N], A[N:, :N], A[N:, N:]) for A in (KS, THETAS))
 
 
 @pytest.mark.parametrize("ridge", [0.0, 0.3])
@@ -53,7 +45,7 @@ def test_moments_are_those_of_networks_that_follow_the_differential_equation(t: 
     np.testing.assert_allclose(found.covariance, map_ @ KS @ map_.T, atol=1e-8)
 
 
-def test_at_convergence_the_mean_is_kernel_regression_and_training_points_are_known() -> None:
+def test_at_convergence_the_mean_is_kernel_regression_training_points_are_known_and_times_may_be_several() -> None:
     ensemble = trained_ensemble(K, THETA, Y)
     found = ensemble.predict(K_TEST, THETA_TEST, np.diag(K_TEST_TEST))
     np.testing.assert_allclose(found.mean, ExactGP(THETA, Y).mean(THETA_TEST), rtol=1e-9)
@@ -63,20 +55,13 @@ def test_at_convergence_the_mean_is_kernel_regression_and_training_points_are_kn
     known = ensemble.predict(K, THETA, K)
     np.testing.assert_allclose(known.mean, Y, atol=1e-9)
     assert np.abs(known.covariance).max() < 1e-9 * K.max()
-
-
-def test_shapes_and_symmetry() -> None:
-    ensemble = trained_ensemble(K, THETA, Y)
     plain = ensemble.predict(K_TEST, THETA_TEST)
-    assert plain.mean.shape == (4, 3)
-    assert plain.variance is plain.covariance is None
+    assert plain.variance is plain.covariance is found.covariance is None
     many = ensemble.predict(K_TEST, THETA_TEST, K_TEST_TEST, t=[0.0, 1.0, np.inf])
-    assert many.mean.shape == (3, 4, 3)
-    assert many.covariance.shape == (3, 4, 4)
+    assert (many.mean.shape, many.covariance.shape) == ((3, 4, 3), (3, 4, 4))
     np.testing.assert_array_equal(many.covariance, many.covariance.swapaxes(1, 2))
     np.testing.assert_array_equal(many.mean[2], plain.mean)
     one = ensemble.predict(K_TEST, THETA_TEST, np.diag(K_TEST_TEST), t=1.0)
-    assert one.covariance is None
     np.testing.assert_allclose(one.variance, many.variance[1], rtol=1e-12)
     flat = trained_ensemble(K, THETA, Y[:, 1]).predict(K_TEST, THETA_TEST)
     np.testing.assert_allclose(flat.mean, plain.mean[:, 1], rtol=1e-12)

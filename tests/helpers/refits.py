@@ -15,6 +15,10 @@ from cnngp.gp.exact import ExactGP
 M = 4  # new points
 
 
+def rbf(a: np.ndarray, b: np.ndarray | None = None, length: float = 1.5) -> np.ndarray:
+    return np.exp(-((a[:, None] - (a if b is None else b)) ** 2).sum(-1) / (2.0 * length**2))
+
+
 class Problem:
     def __init__(self, seed: int, agree: bool = False, ties: bool = False) -> None:
         """`agree`: points of a group have equal errors; `ties`: many points are equal, also to new ones."""

@@ -10,9 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import cnngp
-from cnngp import Conv, ConvTranspose, Dense, Identity, Sequential, Sum
+from cnngp import Conv, ConvTranspose, Dense, Elementwise, Identity, ReLU, Sequential, Sum, zoo
 from cnngp.network import Network
-from cnngp.network.layers import Elementwise, ReLU
 
 WEIGHT_VAR, BIAS_VAR = 1.7, 0.3
 R = F.relu
@@ -43,6 +42,12 @@ def ending(*layers: nn.Module, left: int) -> nn.Module:
 def cnn(*middle: nn.Module, features: int = 4 * 36) -> nn.Module:
     """A small network with something in its middle."""
     return ending(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), *middle, left=features)
+
+
+def flow(middle: Callable[[Any, Any], Any]) -> nn.Module:
+    """A convolution of images of 4 × 4, what is tried with a second one, and a dense layer."""
+    layers = {"a": _conv(1), "f": _conv(), "head": nn.Linear(4 * 16, 1)}
+    return made(lambda m, x: m.head(F.relu(m.middle(m, m.a(x))).flatten(1)), **layers, middle=middle)
 
 
 def _conv(c_in: int = 4, k: int = 3, **options: Any) -> nn.Conv2d:
@@ -128,8 +133,8 @@ def transposed_net() -> nn.Module:
     )
 
 
-def examples() -> list[tuple[nn.Module, tuple[int, ...], Network]]:
-    """Modules, their input shapes, and their networks with WEIGHT_VAR and BIAS_VAR."""
+def examples() -> list[tuple[nn.Module, tuple[int, ...], Network, float, float]]:
+    """Modules, their input shapes, their networks, and the variances of weights and of biases."""
 
     def conv(*args: Any, **kwargs: Any) -> Conv:
         return Conv(*args, weight_var=WEIGHT_VAR, bias_var=BIAS_VAR, **kwargs)
@@ -175,4 +180,9 @@ def examples() -> list[tuple[nn.Module, tuple[int, ...], Network]]:
         (in_place(), (1, 6, 6), (conv(3), residual, residual, relu, dense)),
         (three_branches(), (2, 6, 6), (conv(3), arms, Sum(Identity(), outer), cnngp.Sin(), dense)),
     ]
-    return [(module, shape, Sequential(*layers)) for module, shape, layers in rows]
+    resnet = PreActivationResNet(2)
+    resnet(torch.zeros(1, 1, 12, 12))
+    return [
+        *((module, shape, Sequential(*layers), WEIGHT_VAR, BIAS_VAR) for module, shape, layers in rows),
+        (resnet, (1, 12, 12), zoo.resnet(14), 1.0, 0.0),
+    ]

@@ -19,14 +19,13 @@ from cnngp import Conv, Dense, Kernel, ReLU, Sequential, datasets, zoo
 from cnngp.paper import figure3
 from cnngp.paper.setting import Setting
 from cnngp.paper.sparse import SparseGP, Training, fit, probability_of_largest, start, train, whitened
+from helpers.refits import rbf
+from helpers.torch_modules import made
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 NET = Sequential(Conv(3, bias_var=0.1), ReLU(), Dense())
 DIGITS = datasets.digits()
 TRAINING = Training(inducing=60, epochs=5, batch_size=100)
-
-
-# ---- the likelihood --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-7), (torch.float32, 2e-6)])
@@ -52,36 +51,23 @@ def test_certain_functions_give_the_limits_and_finite_gradients(dtype: torch.dty
     assert all(torch.isfinite(t).all() for t in (P, mean.grad, variance.grad))
 
 
-# ---- the model -------------------------------------------------------------------------------------------------------
-
-
-class Given(torch.nn.Module):
-    """Rows that hold a_n and then k_nn − a_nᵀa_n."""
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return x[:, :-1], x[:, -1]
-
-
 def small_problem(n: int = 30, m: int = 6, classes: int = 3, epsilon: float = 1e-3) -> tuple[Any, SparseGP, Any, Any]:
-    """A smooth kernel of random points whose first m are inducing, and labels by thresholds of one coordinate."""
+    """A smooth kernel of random points, the first m inducing, a random q, labels by thresholds of one coordinate."""
     x = np.random.default_rng(0).normal(size=(n, 2))
-    K = np.exp(-0.5 * ((x[:, None] - x[None]) ** 2).sum(-1))
+    K = rbf(x, length=1.0)
     y = torch.tensor(np.digitize(x[:, 0], [0.0] if classes == 2 else [-0.5, 0.5]))
     three = 3.0 * torch.tensor(K)  # the unit is the mean variance
     A, residual = whitened(three[:m, :m], three[:, :m], three.diagonal(), 1e-8)
-    return K, SparseGP(Given(), m, classes, epsilon).double(), torch.cat([A, residual[:, None]], 1), y
-
-
-def set_random_q(model: SparseGP) -> None:
+    rows = made(lambda _, x: (x[:, :-1], x[:, -1]))  # that hold a_n and then k_nn − a_nᵀa_n
+    model = SparseGP(rows, m, classes, epsilon).double()
     g = torch.Generator().manual_seed(3)
-    classes, m = model.mean.shape
     mean = torch.randn(classes, m, generator=g, dtype=torch.float64)
     model.set_q(mean, torch.randn(classes, m, m, generator=g, dtype=torch.float64).tril() * 0.3 + torch.eye(m).double())
+    return K, model, torch.cat([A, residual[:, None]], 1), y
 
 
 def test_marginals_and_divergence_against_dense_formulas() -> None:
     K, model, x, _ = small_problem()
-    set_random_q(model)
     mean, variance = model(x)
     Kmm, Knm = K[:6, :6] + 1e-8 * np.eye(6), K[:, :6]
     L, B = np.linalg.cholesky(Kmm), Knm @ np.linalg.inv(Kmm)
@@ -99,7 +85,6 @@ def test_marginals_and_divergence_against_dense_formulas() -> None:
 
 def test_the_bound_and_probabilities_against_monte_carlo() -> None:
     _, model, x, y = small_problem(n=6, m=4, epsilon=0.05)
-    set_random_q(model)
     mean, variance = model(x)
     draws = 100_000
     f = mean + variance.sqrt() * torch.randn(draws, 6, 3, generator=torch.Generator().manual_seed(1)).double()
@@ -135,7 +120,6 @@ def test_bound_and_predictions_against_the_true_posterior() -> None:
 
 def test_minibatches_estimate_the_bound_without_bias() -> None:
     _, model, x, y = small_problem(n=12)
-    set_random_q(model)
     whole = model.bound(x, y, 12).item()
     parts = [model.bound(x[list(rows)], y[list(rows)], 12).item() for rows in itertools.combinations(range(12), 3)]
     assert np.mean(parts) == pytest.approx(whole, rel=1e-12)
@@ -147,9 +131,6 @@ def test_minibatches_estimate_the_bound_without_bias() -> None:
 def test_a_singular_matrix_is_refused() -> None:
     with pytest.raises(ValueError, match="inducing points is singular at jitter=1e-20"):
         whitened(*[torch.ones(5, 5, dtype=torch.float64)] * 2, torch.ones(5), 1e-20)
-
-
-# ---- fits ------------------------------------------------------------------------------------------------------------
 
 
 def fitted(network: Any = NET, **options: Any) -> SparseGP:

@@ -1,7 +1,9 @@
-"""The paper's experiments at a size for tests: against direct computations, and for what they must show."""
+"""The paper's experiments at a size for tests, against direct computations, and the command `cnngp reproduce`."""
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,11 @@ import pytest
 from scipy import stats
 
 from cnngp import GPClassifier, Kernel, datasets, zoo
-from cnngp.paper import figure2, table1
+from cnngp.cli import run
+from cnngp.paper import figure2, results, setting, table1
 from cnngp.paper.setting import Setting
 from cnngp.paper.table1 import SplitImages
+from cnngp.report import plots
 from helpers.experiments import cell, digits_in_three
 
 DATA = digits_in_three(200, 100, 500)
@@ -25,9 +29,6 @@ PLAN = table1.Table1Plan(200, 100, 500, (BETTER, WORSE))
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return table1.run(Setting(tmp_path_factory.mktemp("table1"), device="cpu"), PLAN, DATA)
-
-
-# ---- table 1 ------------------------------------------------------------------------------------------------------
 
 
 def test_one_matrix_gives_what_separate_fits_give(found: Any) -> None:
@@ -65,12 +66,12 @@ def test_the_published_values_and_networks() -> None:
 
 
 def test_another_network_or_other_images_are_not_taken_for_kept_ones(tmp_path: Path) -> None:
-    setting = Setting(tmp_path, device="cpu")
+    here = Setting(tmp_path, device="cpu")
     images, fewer = SplitImages.of(DATA, 50, 20, 20), SplitImages.of(DATA, 50, 10, 20)
     other = table1.Case(BETTER.label, BETTER.name, WORSE.network)
     for case, used in ((BETTER, images), (other, images), (other, fewer), (other, fewer)):
-        setting.values(table1.case_piece(setting, case, used))
-    assert [piece.reused for piece in setting.done] == [False, False, False, True]
+        here.values(table1.case_piece(here, case, used))
+    assert [piece.reused for piece in here.done] == [False, False, False, True]
 
 
 def test_a_fit_that_cannot_fit_is_refused_before_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,10 +79,10 @@ def test_a_fit_that_cannot_fit_is_refused_before_the_kernel(tmp_path: Path, monk
     monkeypatch.setattr(Kernel, "__call__", lambda *args, **kwargs: pytest.fail("the kernel was computed"))
     with pytest.raises(ValueError, match="split='paper'"):
         SplitImages.of(datasets.digits(), 10, 10, 10)
-    setting = Setting(tmp_path, device="cpu")
-    piece = table1.case_piece(setting, BETTER, SplitImages.of(DATA, 200, 100, 500))
+    here = Setting(tmp_path, device="cpu")
+    piece = table1.case_piece(here, BETTER, SplitImages.of(DATA, 200, 100, 500))
     with pytest.raises(MemoryError, match="an exact fit of 300 images"):
-        setting.values(piece)
+        here.values(piece)
 
 
 @pytest.mark.slow
@@ -90,13 +91,21 @@ def test_kernels_by_a_cluster_give_the_same(found: Any, tmp_path: Path, monkeypa
 
     monkeypatch.chdir(tmp_path)
     with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster:
-        setting = Setting(Path("out"), device="cpu", scheduler=cluster.scheduler_address)
-        values = setting.values(table1.case_piece(setting, BETTER, SplitImages.of(DATA, 200, 100, 500)))
+        here = Setting(Path("out"), device="cpu", scheduler=cluster.scheduler_address)
+        values = here.values(table1.case_piece(here, BETTER, SplitImages.of(DATA, 200, 100, 500)))
     assert "Dask" in values["hardware"]
     expected = found["details"]["networks"]["better"]
     for key in ("validation_error", "test_error", "loo_error", "log_marginal_likelihood"):
         assert values[key] == expected[key]
     assert len(list((tmp_path / "out" / "stores").iterdir())) == 2
+
+
+@pytest.mark.gpu
+def test_on_a_card_as_on_the_cpu(found: Any, tmp_path: Path) -> None:
+    on_card = table1.run(Setting(tmp_path, device="cuda"), PLAN, DATA)
+    for r, s in zip(on_card["rows"], found["rows"], strict=True):
+        if r["ours"] is not None:  # the rounding of a float32 kernel may move an image that lies on the border
+            assert r["ours"] == pytest.approx(s["ours"], abs=1.01), r
 
 
 # ---- figure 2 -----------------------------------------------------------------------------------------------------
@@ -112,7 +121,6 @@ def finite(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 
 
 def test_finite_networks_approach_the_limit_by_measures_that_are_those_of_scipy(finite: tuple[Any, Path]) -> None:
-    """Wide networks are within chance of the limit, narrow ones are not."""
     details = finite[0]["details"]
     widths, floor = details["widths"], details["floor"]
     for key in ("ks_mean", "ks_first"):
@@ -147,12 +155,125 @@ def test_figure2_is_kept_and_drawn_and_in_full_the_papers(finite: Any, monkeypat
     assert len({figure2._seed(seed, width) for seed in range(3) for width in plan.widths}) == 12  # independent ones
 
 
-# ---- the real thing -----------------------------------------------------------------------------------------------
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+FEW = digits_in_three(200, 100, 150)
+CASES = (table1.Case("cnn", "small CNN", zoo.small_cnn(), 0.7, 0.9), table1.Case("dense", "dense", zoo.dense_nngp(2)))
+SMALL = table1.Table1Plan(100, 50, 50, CASES)
+QUICK = ["reproduce", "table1", "--quick", "--device", "cpu", "--out"]
 
 
-@pytest.mark.gpu
-def test_on_a_card_as_on_the_cpu(found: Any, tmp_path: Path) -> None:
-    on_card = table1.run(Setting(tmp_path, device="cuda"), PLAN, DATA)
-    for r, s in zip(on_card["rows"], found["rows"], strict=True):
-        if r["ours"] is not None:  # the rounding of a float32 kernel may move an image that lies on the border
-            assert r["ours"] == pytest.approx(s["ours"], abs=1.01), r
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--quick` on digits, in seconds."""
+    monkeypatch.setattr(setting, "load", lambda name, split, data: FEW)
+    monkeypatch.setattr(table1, "QUICK", SMALL)
+
+
+@pytest.mark.usefixtures("small")
+def test_the_command_says_its_plan_and_where_it_is_and_writes_numbers_figures_and_the_page(tmp_path: Path, capsys: Any):
+    arguments = [*QUICK, str(tmp_path), "--json"]
+    assert run(arguments) == 0
+    output = capsys.readouterr()
+    doc = results.read(tmp_path / "table1.json")
+    assert (doc["command"], doc["quick"]) == ("cnngp reproduce table1 --quick --device cpu", True)
+    assert {"table1.png", "table1.svg"} == {f["file"] for f in doc["figures"]}
+    text = (tmp_path / results.PAGE).read_text()
+    for r in doc["rows"]:
+        for shown in (results.shown(r[key], r["unit"]) for key in ("ours", "published") if r[key] is not None):
+            assert shown in text
+            assert shown in output.err
+    last = json.loads(output.out)
+    assert last["finished"]
+    assert [r["ours"] for r in last["rows"]] == [r["ours"] for r in doc["rows"]]
+    lines = output.err.splitlines()
+    assert lines[1].startswith(f"{'plan':<22} 2 pieces; the whole up to about ")
+    told = [line.split(maxsplit=1)[1].split(": ") for line in lines if line.startswith("piece")]
+    pieces = [f"{i} of 2, table1-digits-{p}" for i, p in enumerate(("cnn", "dense"), 1)]
+    assert [name for name, _ in told] == [pieces[0], pieces[0], pieces[1], pieces[1]]
+    assert all(text.startswith(("up to about ", "done in ")[k % 2]) for k, (_, text) in enumerate(told))
+    assert "In brackets: published values, of the full experiment; larger errors are no failure" in output.err
+    (tmp_path / "pieces" / "table1-digits-dense.piece").unlink()
+    assert run(arguments) == 0
+    again = capsys.readouterr().err
+    assert "2 pieces, 1 of them from an earlier run; the others up to about 10.0 s" in again
+    assert again.count("kept from an earlier run") == 1
+
+
+@pytest.mark.usefixtures("small")
+def test_stopped_by_its_budget_or_interrupted_it_goes_on_and_ends_with_the_same_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, asked, real = tmp_path / "out", list[str](), table1.network_errors
+    arguments = [*QUICK, str(out)]
+
+    def counted(here: Any, kernel: Any, images: Any, label: str) -> Any:
+        asked.append(label)
+        if asked == ["digits-cnn", "digits-dense"]:
+            raise KeyboardInterrupt
+        return real(here, kernel, images, label)
+
+    monkeypatch.setattr(table1, "network_errors", counted)
+    assert run([*arguments, "--budget", "1", "--json"]) == 75  # every estimate is above a second
+    printed = capsys.readouterr()
+    assert "run again to continue" in printed.err
+    assert not json.loads(printed.out.splitlines()[-1])["finished"]
+    assert not (out / "table1.json").exists()
+    assert run(arguments) == 130
+    told = (
+        f"error: interrupted; the finished pieces are kept in {out / 'pieces'}: run the same command again and it goes "
+    )
+    assert capsys.readouterr().err == told + "on from there\n"
+    assert len(list((out / "pieces").glob("*.piece"))) == 1
+
+    def no_figure(*args: Any) -> None:
+        raise plots.PlotsUnavailable('a figure needs matplotlib: pip install "cnngp[plots]"')
+
+    monkeypatch.setattr(table1, "draw", no_figure)
+    assert run([*arguments, "--budget", "1"]) == 0  # the last piece that is missing, without matplotlib
+    printed = capsys.readouterr()
+    assert "run again to continue" not in printed.err
+    assert "not drawn: a figure needs matplotlib" in printed.out
+    doc = results.read(out / "table1.json")
+    assert doc["figures"] == []
+    assert asked == ["digits-cnn", "digits-dense", "digits-dense"]
+    whole = table1.run(Setting(tmp_path / "whole", quick=True, device="cpu"), SMALL, FEW)
+    assert [r["ours"] for r in doc["rows"] if r["unit"] == "%"] == [
+        r["ours"] for r in whole["rows"] if r["unit"] == "%"
+    ]
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("options", "message", "code"),
+    [
+        (["table1", "--device", "tpu"], "'tpu' is not one of 'auto', 'cpu', 'cuda'", 2),
+        (["table1", "--budget", "-1"], "expected a positive number of seconds", 2),
+        (["table1", "--budget", "nan"], "expected a positive number of seconds", 2),
+        (["table9"], "table9", 2),
+        (["table1", "--out", "/dev/null/here"], "/dev/null", 1),
+        (["table1", "--scheduler", "nowhere"], "nowhere", 1),
+    ],
+)
+def test_mistakes_are_one_line_before_any_work(options: Any, message: str, code: int, capsys: Any, tmp_path: Path):
+    out = [] if "--out" in options else ["--out", str(tmp_path)]
+    assert run(["reproduce", *options, "--quick", *out]) == code
+    printed = capsys.readouterr()
+    assert printed.err.startswith("error: ")
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+    assert "piece" not in printed.out
+
+
+def test_without_mnist_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(sys.modules, "pooch", None)
+    (tmp_path / "data").mkdir()
+    for options in (["--data", str(tmp_path / "data")], ["--data", str(tmp_path / "none")]):
+        assert run(["reproduce", "all", "--quick", "--device", "cpu", "--out", str(tmp_path / "out"), *options]) == 1
+        err = capsys.readouterr().err
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1
+        assert options[1] in err
+        assert "mnist" in err
+    assert not (tmp_path / "out").exists()

@@ -1,12 +1,10 @@
-"""Pieces of an experiment that survive a kill, files of results, the page made of them, and those in the repository."""
+"""Pieces of an experiment, files of results, the page made of them, and those in the repository."""
 
 from __future__ import annotations
 
 import platform
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import types
 from collections.abc import Callable
@@ -20,7 +18,7 @@ import pytest
 import cnngp
 from cnngp.common.figures import new_figure, save_figure
 from cnngp.paper import results, setting
-from cnngp.paper.setting import OutOfTime, Piece, Setting, digest
+from cnngp.paper.setting import Piece, Setting, digest
 from cnngp.report import page
 from helpers.browser import needs_browser, opened
 
@@ -56,6 +54,12 @@ def test_a_piece_of_something_else_is_computed_again(tmp_path: Path, monkeypatch
         assert s.values(Piece("p", lambda: {"x": next(made)}, depends=depends))["x"] == n
     monkeypatch.setattr(setting, "__version__", "99")
     assert s.values(Piece("p", lambda: {"x": next(made)}, depends=depends))["x"] == 4
+    with pytest.raises(ValueError, match="small letters"):
+        usual.values(Piece("../p", dict, depends={}))
+    a = np.arange(6.0)
+    others = (a.reshape(2, 3), a.astype(np.float32), a + 1, a[::-1])
+    assert len({digest(a), *map(digest, others)}) == 5
+    assert digest(a) == digest(a.copy())
     shutil.copy(tmp_path / "pieces" / "p.piece", tmp_path / "pieces" / "q.piece")
     assert s.values(Piece("q", lambda: {"x": next(made)}, depends=depends))["x"] == 5
 
@@ -77,63 +81,6 @@ def test_a_damaged_piece_is_computed_again(tmp_path: Path, damage: Callable[[Pat
     again = Setting(tmp_path, device="cpu").values(Piece("p", compute, depends={}))
     assert (again["x"], again["a"].tolist()) == (1, list(range(40)))
     assert compute.call_count == 2
-
-
-def test_a_budget_stops_between_pieces_and_every_run_gets_on(tmp_path: Path) -> None:
-    """Pieces that each claim more than the budget: a run does the first that is missing, and no other."""
-    counted = {name: Mock(return_value={"x": 1}) for name in "abc"}
-
-    def attempt() -> None:
-        s = Setting(tmp_path, device="cpu", budget=50.0)
-        for name, compute in counted.items():
-            s.values(Piece(name, compute, depends={}, seconds=100.0))
-
-    for done in (1, 2):
-        with pytest.raises(OutOfTime, match="run again to continue"):
-            attempt()
-        assert sum(c.call_count for c in counted.values()) == done
-    attempt()
-    attempt()
-    assert [c.call_count for c in counted.values()] == [1, 1, 1]
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from cnngp.paper.setting import Piece, Setting
-
-def compute(name):
-    with open(sys.argv[2], "a") as log:
-        log.write(name)
-    if name == "b" and sys.argv[3] == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    return {"x": len(name)}
-
-s = Setting(Path(sys.argv[1]), device="cpu")
-for name in "abc":
-    s.values(Piece(name, lambda: compute(name), depends={}))
-"""
-
-
-def test_killed_in_the_middle_of_a_piece(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    arguments = [sys.executable, "-c", KILLED, str(tmp_path / "out"), str(log)]
-    killed = subprocess.run([*arguments, "kill"], capture_output=True, check=False)
-    assert killed.returncode == -signal.SIGKILL
-    subprocess.run([*arguments, "go on"], check=True)
-    assert log.read_text() == "ab" + "bc"
-
-
-def test_names_and_digests_tell_pieces_and_arrays_apart(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="small letters"):
-        Setting(tmp_path, device="cpu").values(Piece("../p", dict, depends={}))
-    a = np.arange(6.0)
-    others = (a.reshape(2, 3), a.astype(np.float32), a + 1, a[::-1])
-    assert len({digest(a), *map(digest, others)}) == 5
-    assert digest(a) == digest(a.copy())
-
-
-# ---- results ---------------------------------------------------------------------------------------------------------
 
 
 def run(setting: Setting) -> results.Results:
@@ -167,16 +114,6 @@ def doc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return results.reproduce("the.table1", Setting(tmp_path, device="cpu"), "cnngp reproduce table1")
 
 
-def test_a_document_says_what_was_found_and_how(doc: Any, tmp_path: Path) -> None:
-    assert results.read(tmp_path / "table1.json") == doc
-    assert [p["name"] for p in doc["pieces"]] == ["p", "q"]  # a piece that is used twice is computed once
-    assert doc["seconds"] == sum(p["seconds"] for p in doc["pieces"])
-    assert doc["hardware"] == ["one card"]
-    assert doc["software"] == ["Python 3.11", "Python 3.12 & more"]
-    assert [f["file"] for f in doc["figures"]] == ["line.png", "line.svg"]
-    assert {f["caption"] for f in doc["figures"]} == {"A line."}
-
-
 @pytest.mark.parametrize("text", ["{", "[]", '{"schema": 3}', "{}"])
 def test_other_files_in_the_folder_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "table1.json").write_text(text)
@@ -198,7 +135,12 @@ def test_figures_are_the_same_bytes_each_time(tmp_path: Path) -> None:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-def test_the_page_is_self_contained_and_shows_every_number(doc: Any, tmp_path: Path) -> None:
+def test_a_document_says_what_was_found_and_its_page_is_self_contained_and_shows_it(doc: Any, tmp_path: Path) -> None:
+    assert results.read(tmp_path / "table1.json") == doc
+    assert [p["name"] for p in doc["pieces"]] == ["p", "q"]  # a piece that is used twice is computed once
+    assert doc["seconds"] == sum(p["seconds"] for p in doc["pieces"])
+    assert (doc["hardware"], doc["software"]) == (["one card"], ["Python 3.11", "Python 3.12 & more"])
+    assert [(f["file"], f["caption"]) for f in doc["figures"]] == [("line.png", "A line."), ("line.svg", "A line.")]
     text = (tmp_path / results.PAGE).read_text(encoding="utf-8")
     sources = re.findall(r'(?:src|href)="([^"]*)"', text)
     assert all(source.startswith("data:image/") for source in sources)
@@ -232,7 +174,6 @@ COMMITTED = Path(__file__).parents[2] / "docs" / "results"
 
 @pytest.mark.parametrize("name", results.NAMES)
 def test_committed_results_are_whole(name: str) -> None:
-    """Full runs, with their figures beside them, and all of them on the page."""
     doc = results.read(COMMITTED / f"{name}.json")
     assert not doc["quick"]
     assert doc["figures"]

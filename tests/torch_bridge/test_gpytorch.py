@@ -22,13 +22,11 @@ from cnngp.network import reference
 
 NET = Sequential(Conv(3, bias_var=0.1), ReLU(), Conv(3, stride=2), ReLU(), Dense(bias_var=0.2))
 SHAPE = (1, 5, 5)
-
-
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
-def images(n: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return torch.randn(n, *SHAPE, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+def images(n: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(n, *SHAPE, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 X, Z = images(7), images(4, seed=1)
@@ -58,17 +56,11 @@ def test_matrices_and_diagonals(flat: bool, dtype: torch.dtype, tolerance: float
 def test_the_same_bits_as_the_kernel_itself(given: Any, learn: bool) -> None:
     found = gpytorch_kernel(given, SHAPE, learn=learn).double()(X).to_dense()
     np.testing.assert_array_equal(found.detach().numpy(), Kernel(NET, device="cpu", dtype="float64")(X.numpy()))
-
-
-def test_bytes_are_images_and_their_kernel_is_no_whole_number() -> None:
     pixels = (255 * torch.rand(3, *SHAPE, generator=torch.Generator().manual_seed(5))).to(torch.uint8)
-    kernel = gpytorch_kernel(NET, SHAPE)
-    found = kernel(pixels).to_dense()
+    found = gpytorch_kernel(given, SHAPE, learn=learn)(pixels).to_dense()  # of bytes is no whole number
     assert found.dtype == torch.float32
     expected = reference.kernel(NET, pixels.numpy().astype(np.float64))
     np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-5)
-    with pytest.raises(DataError, match="complex64"):
-        kernel(X.to(torch.complex64)).to_dense()
 
 
 def learned(steps: int, parameters: Any, loss_of: Callable[[], torch.Tensor]) -> list[float]:
@@ -120,7 +112,7 @@ PARAMETERS = [
 ]
 
 
-def test_positive_variances_are_parameters_and_a_zero_stays_zero() -> None:
+def test_positive_variances_are_parameters_a_zero_stays_zero_and_copies_keep_them() -> None:
     kernel = gpytorch_kernel(NET, SHAPE)
     assert [name for name, _ in kernel.named_parameters()] == PARAMETERS
     places = [name for name, value in NET.parameters().items() if value > 0.0 and "gain" not in name]
@@ -133,6 +125,11 @@ def test_positive_variances_are_parameters_and_a_zero_stays_zero() -> None:
     changed = kernel.network.parameters()
     assert changed["layers[4].bias_var"] == pytest.approx(0.2 * np.e, rel=1e-6)
     assert changed | {"layers[4].bias_var": 0.2} == NET.parameters()
+    other = gpytorch_kernel(NET, SHAPE)
+    other.load_state_dict(kernel.state_dict())
+    for copied in (other, copy.deepcopy(kernel), pickle.loads(pickle.dumps(kernel))):
+        assert copied.network == kernel.network != NET
+        assert torch.equal(copied(X).to_dense(), kernel(X).to_dense())
 
 
 NUMBERS: dict[str, Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -176,24 +173,6 @@ def test_backward_is_the_slope_of_finite_differences(what: str, equal: bool, dty
         gradient = leaf.grad.double()
         size = max(1.0, abs(expected)) if name in PARAMETERS else float(gradient.norm() * step.norm())
         assert float((gradient * step).sum()) == pytest.approx(expected, rel=0, abs=tolerance * size)
-
-
-def test_state_is_kept_and_read_back() -> None:
-    kernel, other = gpytorch_kernel(NET, SHAPE), gpytorch_kernel(NET, SHAPE)
-    with torch.no_grad():
-        kernel.raw_layers_2_weight_var -= 0.5
-    other.load_state_dict(kernel.state_dict())
-    assert other.network == kernel.network != NET
-    assert torch.equal(other(X).to_dense(), kernel(X).to_dense())
-    for copied in (copy.deepcopy(kernel), pickle.loads(pickle.dumps(kernel))):
-        assert copied.network == kernel.network
-        assert torch.equal(copied(X).to_dense(), kernel(X).to_dense())
-
-
-def test_a_second_derivative_is_refused_and_not_zero() -> None:
-    x = X.clone().requires_grad_()
-    with pytest.raises(RuntimeError, match="a gpytorch_kernel has first derivatives only; leave out create_graph=True"):
-        torch.autograd.grad(gpytorch_kernel(NET, SHAPE)(x, Z).to_dense().sum(), x, create_graph=True)
 
 
 def test_only_what_is_asked_for_is_computed_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +229,7 @@ def test_inducing_images_and_variances_are_learned() -> None:
     assert not torch.equal(points, start)
 
 
-def test_the_shape_is_learned_from_images_or_asked_for() -> None:
+def test_the_shape_is_learned_from_images_and_what_cannot_be_meant_is_refused() -> None:
     kernel = gpytorch_kernel(NET)
     kernel(X)
     assert kernel.input_shape == SHAPE
@@ -258,6 +237,11 @@ def test_the_shape_is_learned_from_images_or_asked_for() -> None:
         kernel(torch.zeros(3, 24, dtype=torch.float64))
     with pytest.raises(NetworkError):
         gpytorch_kernel(NET, (0, 5, 5))
+    with pytest.raises(DataError, match="complex64"):
+        kernel(X.to(torch.complex64)).to_dense()
+    x, told = X.clone().requires_grad_(), "a gpytorch_kernel has first derivatives only; leave out create_graph=True"
+    with pytest.raises(RuntimeError, match=told):
+        torch.autograd.grad(kernel(x, Z).to_dense().sum(), x, create_graph=True)
     told = "last_dim_is_batch"
     with pytest.warns(DeprecationWarning, match=told), pytest.raises(DataError, match=told):
         kernel(X.flatten(1), last_dim_is_batch=True).to_dense()

@@ -17,12 +17,9 @@ from cnngp import Conv, Dense, Identity, Kernel, NetworkError, ReLU, Sequential,
 from cnngp.common.arrays import DataError
 from cnngp.torch import check_limit
 from cnngp.torch_bridge.sampling import widen
-from helpers.torch_modules import cnn, ending, in_place, made, transposed_net
+from helpers.torch_modules import cnn, ending, flow, in_place, made, transposed_net
 
-pytestmark = [
-    pytest.mark.usefixtures("one_torch_thread"),
-    pytest.mark.filterwarnings("ignore:from_torch measured"),  # small layers
-]
+pytestmark = [pytest.mark.usefixtures("one_torch_thread"), pytest.mark.filterwarnings("ignore:from_torch measured")]
 
 
 X = np.random.default_rng(0).normal(size=(3, 1, 4, 4))
@@ -102,21 +99,16 @@ def normed() -> nn.Module:
     )
 
 
-def aliased() -> nn.Module:
+def aliased(m: Any, h: Any) -> Any:
     """Another name of h stands for h after it has been added to."""
-
-    def forward(m: Any, x: Any) -> Any:
-        h = m.a(x)
-        k = h.flatten(1)
-        h += m.f(F.relu(h))
-        return m.head(F.relu(k))
-
-    return made(forward, a=nn.Conv2d(1, 4, 3, padding=1), f=nn.Conv2d(4, 4, 3, padding=1), head=nn.Linear(4 * 16, 1))
+    k = h.flatten(1)
+    h += m.f(F.relu(h))
+    return k
 
 
 LINEAR, FILTERS = (nn.LayerNorm(8), nn.GroupNorm(1, 8), nn.RMSNorm(8)), (nn.LayerNorm((8, 3, 3)), nn.GroupNorm(1, 8))
 MODULES: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [
-    *((in_place, (1, 6, 6)), (transposed_net, (1, 6, 6)), (normed, (1, 4, 4)), (aliased, (1, 4, 4))),
+    *((in_place, (1, 6, 6)), (transposed_net, (1, 6, 6)), (normed, (1, 4, 4)), (lambda: flow(aliased), (1, 4, 4))),
     (lambda: cnn(nn.AvgPool2d(3, 2, 1, count_include_pad=False), features=4 * 9), (1, 5, 5)),
     (lambda: cnn(nn.AdaptiveAvgPool2d(1), features=4), (1, 5, 5)),
     *((lambda n=n: ending(nn.Linear(5, 8), n, nn.ReLU(), left=8), (5,)) for n in LINEAR),  # type: ignore[misc]
@@ -153,9 +145,6 @@ def test_a_module_that_fixes_its_widths_gets_a_clear_error() -> None:
     with pytest.raises(NetworkError, match="it fixes its widths, so check the imported network"):
         check_limit(fixed, X, samples=20)
     assert check_limit(from_torch(fixed, (1, 4, 4)), X, samples=400).ok
-
-
-# ---- arguments and the picture ---------------------------------------------------------------------------------------
 
 
 def test_too_little_decides_nothing() -> None:
@@ -260,9 +249,6 @@ def test_random_code_is_refused_or_right() -> None:
             report = check_limit(module, X, (8, 32), samples=300, seed=1, outputs=16)
         assert report.verdict != "differs", f"seed {seed}\n{report}\n{from_torch(module, (1, 4, 4))}"
     assert taken > 40
-
-
-# ---- one idiom at a time ---------------------------------------------------------------------------------------------
 
 
 class Doubled(torch.autograd.Function):

@@ -16,15 +16,12 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 import cnngp
-from cnngp import AvgPool, Conv, Dense, Elementwise, Identity, NetworkError, ReLU, Sequential, Sum, from_torch, zoo
+from cnngp import AvgPool, Conv, Dense, Elementwise, Identity, NetworkError, ReLU, Sequential, Sum, from_torch
 from cnngp.network import Network, functions
 from cnngp.torch_bridge.parts import torch_function
-from helpers.torch_modules import BIAS_VAR, WEIGHT_VAR, PreActivationResNet, cnn, ending, examples, made, transposed_net
+from helpers.torch_modules import cnn, ending, examples, flow, made, transposed_net
 
-pytestmark = [
-    pytest.mark.usefixtures("one_torch_thread"),
-    pytest.mark.filterwarnings("ignore:from_torch measured"),  # small layers
-]
+pytestmark = [pytest.mark.usefixtures("one_torch_thread"), pytest.mark.filterwarnings("ignore:from_torch measured")]
 
 
 def _measured(w: torch.Tensor, fan_in: int) -> float:
@@ -218,8 +215,6 @@ POOLS: list[tuple[Any, int, Network]] = [
 POOL_AND_FILTER = (nn.AdaptiveAvgPool2d(1), nn.Conv2d(4, 4, 1), nn.ReLU())
 SKIP = made(lambda m, x: m.b((x + m.a(x)).reshape(len(x), -1)), a=nn.Conv2d(1, 8, 3, padding=1), b=nn.Linear(288, 1))
 torch.manual_seed(0)
-RESNET = PreActivationResNet(2)
-RESNET(torch.zeros(1, 1, 12, 12))
 # Modules, the shape of their images, and their layers, of which each has a weight variance of 2 and no biases.
 WRITTEN: list[tuple[nn.Module, tuple[int, ...], tuple[Network, ...]]] = [
     *((pooled(step, axes), (1, *(6,) * axes), (C, ReLU(), layer, D)) for step, axes, layer in POOLS),
@@ -239,8 +234,7 @@ WRITTEN: list[tuple[nn.Module, tuple[int, ...], tuple[Network, ...]]] = [
     *((ending(nn.Conv2d(2, 8, 2), norm, nn.ReLU(), left=72), (2, 4, 4), (C2, LN_ALL, ReLU(), D)) for norm in OF_ALL),
 ]
 CASES = [
-    *((module, shape, net, WEIGHT_VAR, BIAS_VAR) for module, shape, net in examples()),
-    (RESNET, (1, 12, 12), zoo.resnet(14), 1.0, 0.0),
+    *examples(),
     *((of_four(forward), (4,), net, 1.0, 1.0) for forward, net in FACTORS),
     *((module, shape, Sequential(*layers), 2.0, 0.0) for module, shape, layers in WRITTEN),
 ]
@@ -258,12 +252,6 @@ def test_imported_equals_hand_written(module: nn.Module, shape: Any, net: Networ
 SHAPE = (1, 4, 4)
 BLOCK = Sequential(Conv(3), Sum(Identity(), Sequential(ReLU(), Conv(3))), ReLU(), Dense())
 TWICE = Sequential(Conv(3, weight_var=4.0), ReLU(), Dense())
-
-
-def flow(middle: Callable[[Any, Any], Any]) -> nn.Module:
-    """A convolution, what is tried with a second one, and a dense layer."""
-    layers = {"a": nn.Conv2d(1, 4, 3, padding=1), "f": nn.Conv2d(4, 4, 3, padding=1), "head": nn.Linear(4 * 16, 1)}
-    return made(lambda m, x: m.head(F.relu(m.middle(m, m.a(x))).flatten(1)), **layers, middle=middle)
 
 
 def imported(middle: Callable[[Any, Any], Any]) -> Any:

@@ -205,9 +205,6 @@ def test_forwards_are_refused_by_name(middle: Callable[[Any, Any], Any], why: st
     refused(module, (1, 4, 4), why)
 
 
-# ---- parts that were altered -----------------------------------------------------------------------------------------
-
-
 class Inference(nn.Linear):
     forward = torch.inference_mode()(lambda self, x: nn.Linear.forward(self, x.relu()))
 
@@ -246,9 +243,6 @@ def test_weights_side_by_side_in_one_memory_are_taken() -> None:
     module[0].weight.data, module[2].weight.data = torch.randn(2, 4, 4).unbind()
     net = from_torch(module, ROW)
     assert net.parameters()["layers[0].weight_var"] == pytest.approx(4.0 * module[0].weight.square().mean().item())
-
-
-# ---- explain ---------------------------------------------------------------------------------------------------------
 
 
 def test_explain_tells_of_every_part_and_why_what_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,18 +53,15 @@ def test_weights_that_are_no_draws_about_zero_are_refused(change: Callable[[Any]
     assert net == Sequential(Conv(3, **given), ReLU(), Conv(3, padding="valid", **given), ReLU(), Dense(**given))
 
 
-@pytest.mark.parametrize(
-    "draw",
-    [
-        lambda w: nn.init.kaiming_normal_(w),
-        lambda w: nn.init.xavier_uniform_(w),
-        lambda w: nn.init.orthogonal_(w),
-        lambda w: nn.init.trunc_normal_(w, std=0.02),
-        lambda w: w.bernoulli_(0.5).sub_(0.5),
-        lambda w: w.normal_().mul_(torch.rand_like(w) > 0.4),
-        lambda w: nn.init.zeros_(w),
-    ],
-)
+DRAWS: list[Callable[[Any], object]] = [
+    *(nn.init.kaiming_normal_, nn.init.xavier_uniform_, nn.init.orthogonal_, nn.init.zeros_),
+    lambda w: nn.init.trunc_normal_(w, std=0.02),
+    lambda w: w.bernoulli_(0.5).sub_(0.5),
+    lambda w: w.normal_().mul_(torch.rand_like(w) > 0.4),
+]
+
+
+@pytest.mark.parametrize("draw", DRAWS)
 def test_draws_about_zero_are_taken(draw: Callable[[Any], object]) -> None:
     for seed in range(20):
         torch.manual_seed(seed)
@@ -106,14 +103,9 @@ def test_copies_are_refused_until_they_are_initialised_again() -> None:
     from_torch(module, (4,))  # zeros are no copies
 
 
-# ---- the initial law -------------------------------------------------------------------------------------------------
-
-
 def lenet() -> nn.Module:
-    return nn.Sequential(
-        *(nn.Conv2d(1, 6, 5), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.Flatten()),
-        *(nn.Linear(16 * 64, 10),),
-    )
+    convs = (nn.Conv2d(1, 6, 5), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU())
+    return nn.Sequential(*convs, nn.Flatten(), nn.Linear(16 * 64, 10))
 
 
 def test_two_fresh_modules_are_one_network_by_the_initial_law() -> None:
@@ -135,13 +127,11 @@ def test_two_fresh_modules_are_one_network_by_the_initial_law() -> None:
     with pytest.warns(UserWarning, match=few):
         measured = from_torch(lenet(), shape)
     assert measured.layers[5].weight_var == pytest.approx(1 / 3, rel=0.05)
-
-
-def test_the_initial_law_is_taken_only_where_the_weights_are_from_it() -> None:
+    # It is taken only where the weights are from it.
     module = lenet()
     nn.init.kaiming_normal_(module[3].weight)
-    nn.init.zeros_(module[3].bias)
-    nn.init.zeros_(module[6].bias)
+    for layer in (module[3], module[6]):
+        nn.init.zeros_(layer.bias)
     net = from_torch(module, (1, 28, 28), variances="initial")
     conv = net.layers[3]
     assert conv.weight_var == pytest.approx(150 * float(module[3].weight.detach().double().square().mean()))

@@ -1,4 +1,4 @@
-"""Finite networks: widths and weights, one way of computing them against the other, and the kernel as their limit."""
+"""Finite networks: widths and weights, two ways of computing them, the kernel as their limit, and their own kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import nn
 import cnngp
 from cnngp import AvgPool, Conv, ConvTranspose, Dense, Elementwise, Identity, NetworkError, ReLU, Sequential, Sum, zoo
 from cnngp.network import Network, reference
-from cnngp.torch import check_limit
+from cnngp.torch import check_limit, empirical_kernel
 from cnngp.torch_bridge import sample_outputs, sampling
 from cnngp.torch_bridge.finite import build_finite
 from cnngp.torch_bridge.parts import NAMED, Broadcast, torch_function
@@ -25,13 +25,9 @@ from helpers.examples import examples
 from helpers.networks import networks_with_shapes, relu_like, smooth
 from helpers.nonlinearities import ONE_OF_EACH
 from helpers.pooled import pooled_networks
+from helpers.torch_modules import made
 
-pytestmark = [
-    pytest.mark.usefixtures("one_torch_thread"),
-    pytest.mark.filterwarnings("ignore:from_torch measured"),  # small layers
-]
-
-
+pytestmark = [pytest.mark.usefixtures("one_torch_thread"), pytest.mark.filterwarnings("ignore:from_torch measured")]
 R, D = ReLU(), Dense(weight_var=2.0)
 LENET = Sequential(Conv(5, weight_var=2.0), R, AvgPool(2), Conv(5, weight_var=2.0), R, AvgPool(2), D, R, D)
 POOLED_SKIP = Sequential(
@@ -63,12 +59,10 @@ def test_round_trip_of_a_network(name: str) -> None:
     assert back.fingerprint == net.fingerprint
 
 
-DRAWN = st.one_of(
-    networks_with_shapes(st.one_of(relu_like, smooth), max_pixels=200), pooled_networks(max_elements=1500)
-)
+CHAINS = networks_with_shapes(st.one_of(relu_like, smooth), max_pixels=200)
 
 
-@given(DRAWN, st.integers(0, 2**32 - 1))
+@given(st.one_of(CHAINS, pooled_networks(max_elements=1500)), st.integers(0, 2**32 - 1))
 @examples(40)
 def test_any_network_round_trips_and_both_ways_of_sampling_agree(drawn: tuple, seed: int) -> None:
     net, shape = drawn
@@ -91,29 +85,20 @@ def test_any_network_round_trips_and_both_ways_of_sampling_agree(drawn: tuple, s
 
 def test_widths_double_where_the_map_becomes_smaller_or_are_given_by_layer() -> None:
     still = Sequential(Conv(3), R, AvgPool(3, 1), Conv(3), R, cnngp.GlobalAvgPool(), D, R, D)
-    net = Sequential(Conv(3), R, Conv(3), R, D, R, D)
     for network, channels, shape, widths in (
         (zoo.resnet(8), 5, (1, 12, 12), [5, 5, 5, 5, 10, 10, 10, 20, 20, 20, 20, 2]),
         (LENET, 5, (1, 8, 8), [5, 10, 20, 2]),
         (still, 5, (1, 8, 8), [5, 5, 5, 2]),
-        (net, [3, 5, 7], (1, 4, 4), [3, 5, 7, 2]),
-        (net, {"layers[2]": 9, "*": 4}, (1, 4, 4), [4, 9, 4, 2]),
+        (DEEP, [3, 5, 7], (1, 4, 4), [3, 5, 7, 2]),
+        (DEEP, {"layers[2]": 9, "*": 4}, (1, 4, 4), [4, 9, 4, 2]),
     ):
         module = cnngp.sample_network(network, channels, shape, outputs=2)  # type: ignore[arg-type]
         assert [m.weight.shape[0] for m in module.modules() if isinstance(m, nn.Conv2d | nn.Linear)] == widths
-    branches = Sequential(Conv(3), Sum(Conv(1), Conv(3)), ReLU(), Dense())
-    for network, channels, told in (
-        (net, [3, 5], r"layers\[4\]: channels has no number left for it"),
-        (net, [3, 5, 7, 1], r"channels: \[1\] belong to no layer"),
-        (net, {"layers[9]": 9}, r"channels: \['layers\[9\]'\] belong to no layer"),
-        (branches, [4, 5, 6], r"branches\[1\]: channels=6 is asked for, but the Sum .* has 5 channels"),
-    ):
-        with pytest.raises(NetworkError, match=told):
-            cnngp.sample_network(network, channels, (1, 4, 4))  # type: ignore[arg-type]
 
 
 SEED = r"is not a non-negative integer or a tuple of them"
-USE_CPU = r"device='foo' cannot be used by PyTorch .*; use 'cpu'"
+DEEP = Sequential(Conv(3), R, Conv(3), R, D, R, D)
+BRANCHES = Sequential(Conv(3), Sum(Conv(1), Conv(3)), R, D)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +106,11 @@ USE_CPU = r"device='foo' cannot be used by PyTorch .*; use 'cpu'"
     [
         *(({"channels": wrong}, "is not a positive integer") for wrong in (0, 2.5, True)),
         *(({"seed": s}, rf"seed={re.escape(repr(s))} {SEED}") for s in (-1, None, 1.5, "a", True, (), (1, None))),
-        ({"device": "foo"}, USE_CPU),
+        ({"device": "foo"}, r"device='foo' cannot be used by PyTorch .*; use 'cpu'"),
+        ({"net": DEEP, "channels": [3, 5]}, r"layers\[4\]: channels has no number left for it"),
+        ({"net": DEEP, "channels": [3, 5, 7, 1]}, r"channels: \[1\] belong to no layer"),
+        ({"net": DEEP, "channels": {"layers[9]": 9}}, r"channels: \['layers\[9\]'\] belong to no layer"),
+        ({"net": BRANCHES, "channels": [4, 5, 6]}, r"branches\[1\]: channels=6 is asked for, but the Sum .* has 5 ch"),
         ({"net": Identity()}, "the images reach the output by a path without weights"),
         ({"net": Conv(3)}, "4 × 4 output locations; end it in Dense"),
         ({"net": Sequential(Sum(Identity(), Conv(3)), Dense()), "channels": 2}, "skip carries the input's 3 channels"),
@@ -134,19 +123,12 @@ def test_bad_arguments_are_refused(changes: dict[str, Any], told: str) -> None:
         cnngp.sample_network(net, channels, (3, 4, 4), **others)
     with pytest.raises(NetworkError, match=told):
         sample_outputs(net, np.zeros((1, 3, 4, 4)), channels, 2, **others)
-    with pytest.raises(NetworkError, match="batch=0"):
-        sample_outputs(zoo.small_cnn(), np.ones((1, 1, 4, 4)), 4, 3, batch=0)
 
 
 def test_weights_have_the_layers_variances() -> None:
     """Mean squares of many weights: χ² with so many degrees of freedom, at a level of 1e-6 each."""
-    net = Sequential(
-        Conv(3, weight_var=1.9, bias_var=0.7),
-        ReLU(),
-        ConvTranspose(2, stride=2, weight_var=0.6, bias_var=0.2, fan_in="channels"),
-        ReLU(),
-        Dense(weight_var=2.5, bias_var=0.4),
-    )
+    middle = ConvTranspose(2, stride=2, weight_var=0.6, bias_var=0.2, fan_in="channels")
+    net = Sequential(Conv(3, weight_var=1.9, bias_var=0.7), R, middle, R, Dense(weight_var=2.5, bias_var=0.4))
     module = cnngp.sample_network(net, channels=60, input_shape=(2, 4, 4), outputs=200, dtype=torch.float64)
     conv, up, head = (m for m in module.modules() if hasattr(m, "weight"))
     parts = ((conv, 1.9 / (9 * 2), 0.7), (up, 0.6 / 60, 0.2), (head, 2.5 / (60 * 64), 0.4))
@@ -154,7 +136,7 @@ def test_weights_have_the_layers_variances() -> None:
         n = tensor.numel()
         low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], n) / n
         assert low < float(tensor.detach().square().mean()) / var < high
-    assert cnngp.sample_network(Sequential(Conv(3), ReLU(), Dense()), 4, (1, 4, 4))[0].bias is None
+    assert cnngp.sample_network(DEEP, 4, (1, 4, 4))[0].bias is None
 
 
 @pytest.mark.parametrize(("channels", "width"), [(1, 7), (3, 7), (3, 6), (4, 4)])
@@ -202,13 +184,13 @@ def test_outputs_do_not_depend_on_batches_of_networks_and_images(monkeypatch: py
     whole = sample_outputs(net, X, 4, 7, batch=7, progress=done.append)
     assert done == [7]
     assert whole.shape == (7, 9)
+    with pytest.raises(NetworkError, match="batch=0"):
+        sample_outputs(net, X, 4, 3, batch=0)
     monkeypatch.setitem(sampling._BUDGET, "cpu", 10_000)
     for batch in (None, 3):
         found = sample_outputs(net, X, 4, 5, batch=batch)
         np.testing.assert_allclose(found, whole[:5], rtol=0, atol=1e-5 * np.abs(whole).max())
 
-
-# ---- the limit -------------------------------------------------------------------------------------------------------
 
 ACTIVATIONS = [*ONE_OF_EACH, *map(Elementwise, ("silu", "softplus", "sigmoid", np.arctan))]
 FIRST = [
@@ -233,11 +215,7 @@ ONE_HIDDEN_LAYER = [
 
 @pytest.mark.parametrize(("net", "shape"), ONE_HIDDEN_LAYER, ids=repr)
 def test_one_hidden_layer_has_the_kernel_as_covariance(net: Network, shape: tuple[int, ...]) -> None:
-    """The expected covariance is the kernel at any width; only chance is between them.
-
-    Each network is one independent estimate, so the mean over networks has a t distribution for each entry; Bonferroni
-    over the entries, at a level of 1e-4 in all.
-    """
+    """At any width the expected covariance is the kernel, and means have t distributions: at a level of 1e-4."""
     n, samples, outputs = 3, 300, 32
     X = np.random.default_rng(1).normal(size=(n, *shape))
     F = sample_outputs(net, X, 30, samples, outputs=outputs).astype(np.float64)
@@ -259,7 +237,6 @@ def test_deep_networks_approach_their_kernels(name: str) -> None:
 
 @pytest.mark.gpu
 def test_many_networks_on_a_card() -> None:
-    """The paper's Figure 2 at a hundredth of its size, and the covariance it gives."""
     if not torch.cuda.is_available():
         pytest.skip("torch sees no card")
     X = np.random.default_rng(6).uniform(size=(3, 1, 28, 28))
@@ -270,3 +247,97 @@ def test_many_networks_on_a_card() -> None:
     C = np.einsum("sno,smo->snm", F.astype(np.float64), F.astype(np.float64)) / 64
     t = (C.mean(axis=0) - reference.kernel(net, X)) / (C.std(axis=0, ddof=1) / 10)
     assert np.abs(t).max() < 6
+
+
+# ---- kernels of finite modules: against explicit gradients, closed forms, and the kernels of their limits ------------
+
+RNG = np.random.default_rng(0)
+X, Z = RNG.normal(size=(5, 1, 6, 6)), RNG.normal(size=(3, 1, 6, 6))
+
+
+def forward(m: Any, x: Any) -> Any:
+    """What no infinite kernel here has: max pooling, batch norm in evaluation mode, a product of activations."""
+    x = m.pool(torch.relu(m.norm(m.conv(x)))).flatten(1)
+    return m.head(x * torch.softmax(m.gate(x), 1))
+
+
+def odd() -> Any:
+    torch.manual_seed(0)
+    layers = {"conv": nn.Conv2d(1, 4, 3, padding=1), "norm": nn.BatchNorm2d(4), "pool": nn.MaxPool2d(2)}
+    module = made(forward, **layers, gate=nn.Linear(36, 36), head=nn.Linear(36, 2)).double()
+    module(torch.randn(50, 1, 6, 6).double() * 2 + 1)  # statistics that are not those of a new module
+    return module.eval()
+
+
+def by_hand(module: Any, a: np.ndarray, b: np.ndarray, scaled: bool = False) -> np.ndarray:
+    learned = [p for p in module.parameters() if p.requires_grad]
+
+    def jacobian(images: np.ndarray) -> np.ndarray:
+        """Of each image, each output: the slopes by all parameters."""
+        outputs = module(torch.as_tensor(images))
+        slopes = [torch.autograd.grad(y, learned, retain_graph=True) for y in outputs.flatten()]
+        scales = [p.square().mean().sqrt() if scaled else 1.0 for p in learned]
+        flat = [torch.cat([(g * s).flatten() for g, s in zip(gs, scales, strict=True)]) for gs in slopes]
+        return torch.stack(flat).detach().numpy().reshape(*outputs.shape, -1)
+
+    return np.einsum("aop,bop->ab", jacobian(a), jacobian(b)) / 2  # outputs
+
+
+@pytest.mark.parametrize("tile", [None, 1, 2])
+def test_the_tangent_kernel_is_the_product_of_gradients(tile: int | None) -> None:
+    module = odd()
+    K = empirical_kernel(module, X, tile=tile)
+    np.testing.assert_allclose(K, by_hand(module, X, X), rtol=1e-10)
+    np.testing.assert_array_equal(K, K.T)
+    np.testing.assert_allclose(empirical_kernel(module, X, Z, tile=tile), by_hand(module, X, Z), rtol=1e-10)
+    scaled = empirical_kernel(module, X, Z, parametrization="ntk", tile=tile)
+    np.testing.assert_allclose(scaled, by_hand(module, X, Z, scaled=True), rtol=1e-10)
+
+
+def test_frozen_parameters_are_constants_and_outputs_may_be_features() -> None:
+    module = odd()
+    f, g = (module(torch.as_tensor(images)).detach().numpy() for images in (X, Z))
+    np.testing.assert_allclose(empirical_kernel(module, X, Z, kind="nngp"), f @ g.T / 2, rtol=1e-12)
+    np.testing.assert_allclose(empirical_kernel(module, X, kind="nngp", tile=2), f @ f.T / 2, rtol=1e-12)
+    for p in (*module.conv.parameters(), *module.norm.parameters(), *module.gate.parameters()):
+        p.requires_grad_(False)
+    np.testing.assert_allclose(empirical_kernel(module, X, Z), by_hand(module, X, Z), rtol=1e-10)
+    # of a linear head: the features' inner product, and 1 for the bias, the same in each output
+    head, module.head = module.head, nn.Identity()
+    features = [module(torch.as_tensor(images)).detach().numpy() for images in (X, Z)]
+    module.head = head
+    np.testing.assert_allclose(empirical_kernel(module, X, Z), features[0] @ features[1].T + 1, rtol=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["ntk", "nngp"])
+def test_wide_random_networks_come_near_the_kernels_of_their_limit(kind: Any) -> None:
+    """The error falls as 1/√width; the means over eight networks (or 4,000 outputs) at two widths show it."""
+    net = Sequential(Conv(3, bias_var=0.2), ReLU(), Conv(3, weight_var=2.0), ReLU(), Dense(2.0, 0.1))
+    exact = cnngp.Kernel(net, device="cpu", dtype="float64", kind=kind)(X)
+    errors = []
+    for width in (8, 64):
+        found = []
+        for seed in range(8):
+            module = cnngp.sample_network(net, width, X.shape[1:], seed, outputs=1 if kind == "ntk" else 500)
+            found.append(empirical_kernel(module, X, kind=kind, parametrization="ntk"))
+        errors.append(np.linalg.norm(np.mean(found, axis=0) - exact) / np.linalg.norm(exact))
+    assert errors[1] < 0.1
+    assert errors[1] < errors[0] / 2
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "told"),
+    [
+        (nn.Module.train, {}, r"norm \(BatchNorm2d\) is in training mode"),
+        (None, {"kind": "gp"}, "kind='gp' is not"),
+        (None, {"parametrization": "mup"}, "parametrization='mup' is not"),
+        (None, {"tile": 0}, "tile=0 is not"),
+        (None, {"Z": Z[..., :5]}, r"X holds images of shape \(1, 6, 6\) and Z of shape \(1, 6, 5\)"),
+        (lambda m: lambda x: x, {}, "expected a torch"),
+        (lambda m: m.requires_grad_(False), {}, "no parameter of the module requires a gradient"),
+        (lambda m: nn.Flatten(0), {}, "not one row for each"),
+    ],
+)
+def test_bad_arguments(change: Any, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        empirical_kernel(change(odd()) if change else odd(), X, **options)
