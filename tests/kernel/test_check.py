@@ -8,6 +8,7 @@ import os
 import pickle
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +267,10 @@ def test_the_certificate_names_what_lies_between(monkeypatch: pytest.MonkeyPatch
     report = GPClassifier(NET, device="cpu").fit(data.X, data.y).fit_report_
     assert report.kernel_error == pytest.approx(2e-5, rel=0.1)
     assert report.verdict.endswith(" Entries are off by 2e-05 of the largest, where rounding explains 1e-06.")
+    assert report.worrying
+    inducing = replace(report, method="inducing", excess=0.2, excess_uncertainty=0.0).verdict
+    assert "Warning: its error may be up to 20.0 points above" in inducing  # beside what is said of the entries
+    assert inducing.endswith("where rounding explains 1e-06.")
 
 
 # ---- whole images where the reference is quick, otherwise a part of them ---------------------------------------------

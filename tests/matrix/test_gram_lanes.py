@@ -43,7 +43,7 @@ def test_an_error_of_the_writer_is_never_swallowed(kernel: Kernel, bad: int, lan
 
     with pytest.raises(OSError, match="the disk"):
         fill(grid, [Lane(kernel.engine_for(X.shape[1:]))] * lanes, ImageRows(X, kernel, "X"), None, write, lambda _: 0)
-    assert bad < 0 or len(written) < 15  # of 55
+    assert bad < 0 or lanes > 1 or len(written) < 15  # of 55; another lane goes on until this one is told
 
 
 def test_a_processor_with_several_threads_has_two_lanes_that_share_them(tmp_path: Path) -> None:

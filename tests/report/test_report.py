@@ -53,6 +53,15 @@ def text(classes: Classes) -> str:
     return page.render(classes, "cnngp classify", "cnngp")
 
 
+def test_images_of_weight_0_are_not_mistaken_for_others() -> None:
+    """Rows of a fit count what was left, and labels are those of the fit."""
+    kept = DATA.y != 0
+    without = replace(DATA, X=DATA.X[kept], y=DATA.y[kept], X_test=DATA.X_test[:0], y_test=DATA.y_test[:0])
+    weighted = GPClassifier("small_cnn", noise=0.1, class_weight={0: 0.0}).fit(DATA.X, DATA.y)
+    found = Classes(weighted, replace(without, X=DATA.X, y=DATA.y))
+    assert found.loo == Classes(GPClassifier("small_cnn", noise=0.1).fit(without.X, without.y), without).loo
+
+
 def test_what_is_found_of_classes(classes: Classes) -> None:
     clf, told = classes.model, classes.as_dict()
     assert classes.confusion.sum() == 80

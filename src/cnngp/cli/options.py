@@ -209,14 +209,16 @@ OPTIONS = (
     # Files
     Option("store", _FITS, _STORE).says("Keep the kernels in this folder or fsspec URL, and continue from there."),
     Option("store", "gram", _STORE).says("Where the matrix goes: a folder or an fsspec URL."),
-    Option("tile", "gram", _FROM_0).says("Side of a tile in images; by default a few seconds of work."),
+    Option("tile", "gram", _NUMBER).says("Side of a tile in images; by default a few seconds of work."),
     Option("verify", "gram", _FLAG, True).says("Check the tiles that are already in the store."),
     Option("plan", "gram", _FLAG, False).says("Show what it would cost, after timing a few pairs; nothing is stored."),
     Option("status", "gram", _STORE).says("Show what a store holds."),
     Option("study", "search", _NAME).says("Journal or database URL of all draws; by default in OUTPUT."),
     Option("best", "search", _FILE).says("File for the best network; by default OUTPUT/best.json."),
     Option("output", _FITS, _FOLDER).says("Folder for report and model; by default out/DATA-NETWORK-N."),
-    Option("output", "search", _FOLDER).says("Folder for plots and results.json; by default out/search-DATA-SPACE."),
+    Option("output", "search", _FOLDER).says(
+        "Folder for results and the best network; by default out/search-DATA-SPACE."
+    ),
     Option("output", "sample", _FILE, "sample.png").says("File for the picture: .png, .pdf or .svg."),
     Option("out", _PAPER, _FOLDER).says("Folder for the results and the finished pieces."),
     Option("data", _PAPER, _FOLDER).says("Folder that contains mnist/; by default CNNGP_DATA, then the cache."),

@@ -200,7 +200,7 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
                 raise DataError(
                     "without labels no recipe can be chosen; name a network, such as 'small_cnn', to choose by"
                 )
-            read = read_training(clone(self), request, X, np.zeros(len(known_array(X, "X"))), None, np.asarray)
+            _, read = clone(self)._read(X, np.zeros(len(known_array(X, "X"))), None, np.asarray)
             assert read.images is not None
             return chosen(n, kernel_of(recipe, read.images, request.make)(read.images.pixels)).rows
         images = self._check_test(X)

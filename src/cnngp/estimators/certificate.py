@@ -100,12 +100,20 @@ class FitReport:
     @property
     def worrying(self) -> bool:
         """Whether the verdict says that something cannot be trusted."""
-        return bool(self._worries)
+        return bool(self._worries or self._off)
 
     @property
     def verdict(self) -> str:
         """What can be trusted: all that is worrying, or one sentence where nothing is."""
-        return " ".join(self._worries) or self._trusted
+        return f"{' '.join(self._worries) or self._trusted} {self._off}".rstrip()
+
+    @property
+    def _off(self) -> str:
+        """That the kernel is further off than rounding explains, where it is not so far off that nothing holds."""
+        error = self.kernel_error or 0.0
+        if not self.kernel_bound < error <= max(1e-3, FAR * self.kernel_bound):
+            return ""
+        return f"Entries are off by {error:.0e} of the largest, where rounding explains {self.kernel_bound:.0e}."
 
     @property
     def _worries(self) -> list[str]:
@@ -144,8 +152,6 @@ class FitReport:
                 "The kernel's rounding is larger than the smallest eigenvalue: leave-one-out, variances and likelihood "
                 "are not reliable; use dtype='float64' or some noise."
             )
-        if self.kernel_bound < error <= far:
-            found.append(f"The kernel's {off}, where rounding explains {self.kernel_bound:.0e}.")
         return found
 
     @property

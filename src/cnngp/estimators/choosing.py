@@ -325,6 +325,7 @@ class _Search:
             recipe=Recipe(tuple(replace(t.candidate.term, weight=x) for t, x in zip(group, shares, strict=True))),
             name=name,
             images=n,
+            relatives=False,
             compared=(Compared(name, float(losses.mean()), n), fitted.said(), *choice.compared[1:]),
             gain=choice.gain + float(gain.mean()),
             elements=sum(t.candidate.elements for t in group),

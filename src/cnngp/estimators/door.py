@@ -222,9 +222,10 @@ def read_test(estimator: BaseEstimator, X: Any, fitted: Array, dtype: np.dtype[A
             f"{shape_text(shape)} (channels × size); bring them to that shape"
         )
     checked = np.asarray(as_images(images, dtype))
+    if checked.ndim <= 2 or float(checked.min()) < 0.0:  # pixels of files have a place, and are not negative
+        return checked
     high, usual = float(checked.max()), float(fitted.max())
-    other_scale = (high > 100.0 and usual <= 2.0) or (0.0 < high <= 1.0 and 100.0 < usual <= 255.0)
-    if other_scale and checked.ndim > 2 and float(checked.min()) >= 0.0:  # as files have them, and not blank
+    if (high > 100.0 and usual <= 2.0) or (0.0 < high <= 1.0 and 100.0 < usual <= 255.0):
         warnings.warn(
             f"X has pixels up to {high:g}, but the model was fitted on pixels up to {usual:g}; bring them to the "
             f"same scale, as with X {'/' if high > 100.0 else '*'} 255",
@@ -300,8 +301,10 @@ def check_length(n: int, y: Any, what: str) -> None:
 def _of_each(values: Any, n: int, name: str, what: str) -> Floats:
     """A number of 0 or more for each image: variances of its noise in the kernel's units, or weights."""
     numbers = as_real(to_numpy(values, name), name)
-    if numbers.shape != (n,) or not bool((np.isfinite(numbers) & (numbers >= 0.0)).all()):
+    if numbers.shape != (n,):
         raise DataError(f"{name} has shape {numbers.shape}; expected {n} {what} of 0 or more, one for each image")
+    if len(wrong := numbers[~(np.isfinite(numbers) & (numbers >= 0.0))]):
+        raise DataError(f"{name} has {wrong[0]:g} among its {n} {what}; expected numbers of 0 or more")
     return np.asarray(numbers, np.float64)
 
 

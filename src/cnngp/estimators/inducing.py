@@ -143,7 +143,7 @@ def asked_for(images: Images, inducing: Any) -> int | Chosen:
     n, shape = len(images), images.shape[1:]
     if isinstance(inducing, Integral):
         if not 1 <= int(inducing) <= n or inducing is True:
-            raise DataError(f"inducing={int(inducing)}: expected between 1 and the {n:,} training images")
+            raise DataError(f"inducing={inducing!r}: expected between 1 and the {n:,} training images")
         return int(inducing)
     given = to_numpy(inducing, "inducing")
     if given.ndim == 1 and given.dtype.kind in "iu" and len(given):

@@ -84,7 +84,7 @@ class Evaluation(ABC):
         self.validated = 0 if data.X_validation is None else len(data.X_validation)
         self.guessing = model.fit_report_.guessing is not None or model.fit_report_.no_better is not None
         self.predict_seconds, self._held = 0.0, None
-        self.left_out = self.found = self._labels(np.asarray(data.y)[model.loo_rows_]), *self._left_out()
+        self.left_out = self.found = self._labels(np.asarray(model.y_)[model.loo_rows_]), *self._left_out()
         """Labels and predictions by leave-one-out; `found` has those of the test set where there is one."""
         self.loo = self._scores(*self.left_out)
         if self.tested:

@@ -106,12 +106,11 @@ def random_search(
         if processes > 1 and threads is None and kernel.device == "cpu":
             threads = max(1, default_threads() // processes)
     problems = Problems(dataset, validation, device=device, dtype=dtype, threads=threads, kind=kind)
-    rungs = []
     for entry in full:
         if not isinstance(entry, tuple) or len(entry) != 2:
             raise ValueError(f"full={full!r}: expected pairs (how many, training images or None for all)")
         _check(full=entry[0])
-        rungs.append((entry[0], problems.at(entry[1])))
+    rungs = [(count, problems.at(size)) for count, size in full]
     base = problems.at(train)
     if test:  # refuses labels that cannot be predicted, before the long work
         problems.on_test(len((rungs[-1][1] if rungs else base).X))

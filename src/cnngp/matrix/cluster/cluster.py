@@ -83,10 +83,12 @@ class Cluster:
             with suppress(*_LOST):  # one of them has frozen: all are asked again
                 answers = within(_WORKERS_SECONDS, partial(self._ask, workers=new)) if new else {}
                 for worker, answer in answers.items():
-                    if not isinstance(answer, Exception):
-                        self._fit[worker] = there[worker], answer
-                    elif not isinstance(answer, _LOST):
+                    if isinstance(answer, _LOST):
+                        continue
+                    if isinstance(answer, Exception):
                         self._refuse(worker, answer)
+                    else:
+                        self._fit[worker] = there[worker], answer
             self._most = max(self._most, len(self._fit))
             if self._fit:
                 return {worker: answer for worker, (_, answer) in self._fit.items()}

@@ -73,7 +73,8 @@ class ClusterFill:
         try:
             job = self._kernel, self._where, begin_run(store, x, z)
             for _ in self._cluster.results(fill_missing, shares, job, over=whole):
-                next_look = 0.0  # a worker finds nothing that is left to do
+                # A worker finds nothing that is left to do; what others have not written yet shows a little later.
+                next_look = min(next_look, time.monotonic() + 0.2)
         finally:
             end_run(store)
 

@@ -25,7 +25,7 @@ from cnngp.network.layers import Nonlinearity
 from ..kernel_frame import TableLayout
 
 OPERATION, BACKWARD, TOTAL, TO_PIXELS = range(4)
-"""The kinds of steps. All but the first are those of gradients: see program/steps.py."""
+"""The kinds of steps. All but the first are those of gradients: see program/ops.py."""
 MOST_KNOWN = 24
 """Number of sums along axes that get code of their own sizes: each takes time to compile."""
 
