@@ -83,11 +83,9 @@ class Cluster:
             with suppress(*_LOST):  # one of them has frozen: all are asked again
                 answers = within(_WORKERS_SECONDS, partial(self._ask, workers=new)) if new else {}
                 for worker, answer in answers.items():
-                    if isinstance(answer, _LOST):
-                        continue
-                    if isinstance(answer, Exception):
+                    if isinstance(answer, Exception) and not isinstance(answer, _LOST):
                         self._refuse(worker, answer)
-                    else:
+                    elif not isinstance(answer, _LOST):
                         self._fit[worker] = there[worker], answer
             self._most = max(self._most, len(self._fit))
             if self._fit:

@@ -73,8 +73,7 @@ class ClusterFill:
         try:
             job = self._kernel, self._where, begin_run(store, x, z)
             for _ in self._cluster.results(fill_missing, shares, job, over=whole):
-                # A worker finds nothing that is left to do; what others have not written yet shows a little later.
-                next_look = min(next_look, time.monotonic() + 0.2)
+                next_look = min(next_look, time.monotonic() + 0.2)  # a worker finds nothing that is left to do
         finally:
             end_run(store)
 
