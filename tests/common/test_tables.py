@@ -6,12 +6,13 @@ import csv
 import io
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cnngp.common.errors import DatasetError
-from cnngp.common.tables import csv_cell, csv_text, original, printable, read_csv, visible
+from cnngp.common.tables import csv_cell, csv_text, original, printable, read_csv, visible, wilson
 from helpers.examples import examples
 
 # Of file names: any characters, and the lone surrogates that stand for bytes that are not UTF-8.
@@ -66,3 +67,14 @@ def test_separators_empty_lines_and_short_rows(tmp_path: Path, separator: str) -
     lines = ["\ufeffa,b ", "1,2", "", "3"]
     (tmp_path / "t.csv").write_text("\r\n".join(lines).replace(",", separator), encoding="utf-8")
     assert read_csv(tmp_path / "t.csv") == (["a", "b"], [["1", "2"], ["3", ""]])
+
+
+def test_intervals_of_shares_stay_between_0_and_1() -> None:
+    """Also where nothing, or all, is wrong, to the last bit: a report would say -0 %."""
+    count = np.arange(1, 500)
+    for share in (np.zeros(499), np.ones(499)):
+        low, high = wilson(share, count)
+        assert not np.signbit(low).any()
+        assert (low <= share).all()
+        assert (high >= share).all()
+        assert high.max() <= 1.0

@@ -98,7 +98,8 @@ def wilson(share: Floats, count: NDArray[Any], z: float = 1.96) -> tuple[Floats,
 
     centre = (share + z**2 / (2 * count)) / (1 + z**2 / count)
     half = z / (1 + z**2 / count) * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
-    return np.minimum(centre - half, share), np.maximum(centre + half, share)
+    # Rounding must make no share of −0 %, and none outside of its own interval.
+    return np.clip(centre - half, 0.0, share), np.clip(centre + half, share, 1.0)
 
 
 def share_for_people(share: float, count: int) -> tuple[str, str]:
