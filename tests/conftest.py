@@ -1,7 +1,5 @@
 """Settings that every test shares."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import signal

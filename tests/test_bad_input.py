@@ -3,8 +3,6 @@
 What a conversion would bend (complex numbers, text, dates, masks) is refused as well as what is not a number.
 """
 
-from __future__ import annotations
-
 import datetime
 import functools
 from collections.abc import Callable

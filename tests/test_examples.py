@@ -1,7 +1,5 @@
 """The examples run and give what their text says; so do the benchmarks of faults and of few labels, on little."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

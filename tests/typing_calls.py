@@ -1,7 +1,5 @@
 """Calls as users write them, for the type checker: what is taken, and what comes back. Read by mypy, never run."""
 
-from __future__ import annotations
-
 from typing import Any, assert_type
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Commands as a user types them, and models and pictures to use them on."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable

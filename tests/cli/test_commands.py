@@ -1,7 +1,5 @@
 """The command line as a whole: help, exit codes, what goes where, and one line for every mistake."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """`cnngp classify` and `cnngp regress`: what they print and write, for sets by name, files, folders and tables."""
 
-from __future__ import annotations
-
 import csv
 import errno
 import json

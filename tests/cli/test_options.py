@@ -1,7 +1,5 @@
 """Options and their values: refused in their own words, before anything is read; data options on every command."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, get_args
 

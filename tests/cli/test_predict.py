@@ -1,7 +1,5 @@
 """`cnngp predict`: image files through a saved model of classes or of numbers, with sets and intervals."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

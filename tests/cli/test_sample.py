@@ -1,7 +1,5 @@
 """`cnngp sample` as a user types it."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

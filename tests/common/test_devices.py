@@ -1,7 +1,5 @@
 """Which device "auto" stands for, and what is said where there is no card."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

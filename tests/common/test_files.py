@@ -1,7 +1,5 @@
 """Files that are whole or not there, and zips that are what they say."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """Locks that die with their process, and that touch nothing but their own file."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What is said where an optional package is missing, in one form for all of them."""
 
-from __future__ import annotations
-
 import sys
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The progress bar: drawn while a step takes long, and taken away for a line of text."""
 
-from __future__ import annotations
-
 import io
 import sys
 import time

@@ -1,7 +1,5 @@
 """Names that are printed and read back, and CSV files with anything in them."""
 
-from __future__ import annotations
-
 import csv
 import io
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tiles cover a matrix once, and lanes that share them end together."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from typing import Any

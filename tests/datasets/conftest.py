@@ -1,7 +1,5 @@
 """Folders of pictures, one sub-folder a class."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Images and labels from .npz files and from iterables of pairs, and what is said of those that are none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

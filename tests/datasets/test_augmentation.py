@@ -1,7 +1,5 @@
 """Altered copies of images: turned and wider ones. Shifted ones are tested with inducing images."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

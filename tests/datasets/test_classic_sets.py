@@ -1,7 +1,5 @@
 """The classic sets from their original files, and what is said where these are missing or broken."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import struct

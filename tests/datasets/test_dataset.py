@@ -1,7 +1,5 @@
 """Parts of a data set: the first images, mixed ones, and those that are held out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

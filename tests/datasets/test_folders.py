@@ -1,7 +1,5 @@
 """Folders of photographs: what is read, what is left out and said to be, sizes and proportions."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Image files that are not what they say: of another kind, larger, shorter, or nothing that can be read to its end."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal

@@ -1,7 +1,5 @@
 """Tables of image files: columns, labels and numbers, parts, groups and noise; and mistakes in them."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

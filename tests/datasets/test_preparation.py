@@ -1,7 +1,5 @@
 """Contrast normalisation and whitening, on small made colour images."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

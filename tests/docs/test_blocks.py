@@ -5,8 +5,6 @@ A comment in the line above a block says otherwise: `<!-- needs: torch -->` runs
 `<!-- not run: why -->` never, and a part of a program, `<!-- examples/sets.py: fit -->`, runs with its program.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import io

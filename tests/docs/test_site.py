@@ -1,7 +1,5 @@
 """The documentation: it builds without a warning, knows every public name, and names files that exist."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re

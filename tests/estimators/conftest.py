@@ -1,7 +1,5 @@
 """A fitted classifier that several files of tests use."""
 
-from __future__ import annotations
-
 import pytest
 
 from cnngp import GPClassifier

@@ -1,7 +1,5 @@
 """What a certificate says about rounding, beside what rounding does, and of models that learned nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

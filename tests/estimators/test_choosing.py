@@ -1,7 +1,5 @@
 """Estimators without a network: what they choose by leave-one-out, what they say about it, and what it may cost."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What users of scikit-learn expect: its own checks, weights, scores of samples, tags, rows of features, gradients."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Estimators where something is wrong: with arguments, labels, matrices, a second fit, an addition that is stopped."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Estimators that solve without a Cholesky factor."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

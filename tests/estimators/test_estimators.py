@@ -1,7 +1,5 @@
 """The estimators as scikit-learn sees them, and as a user does."""
 
-from __future__ import annotations
-
 import json
 import time
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Why a model says what it says, and how unlike its training images an image is."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

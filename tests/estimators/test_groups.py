@@ -1,7 +1,5 @@
 """Images that belong together: copies bring their groups, files keep them, and equal images are left out together."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any

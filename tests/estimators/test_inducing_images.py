@@ -1,7 +1,5 @@
 """Inducing images: which are chosen, what is kept of them, and the estimators that use them."""
 
-from __future__ import annotations
-
 import sys
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How far a fit through inducing images says it is from the exact process, against the exact process itself."""
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

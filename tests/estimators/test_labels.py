@@ -1,7 +1,5 @@
 """What labels may be: wrong, new, random, several for one image, trusted more or less; and scores made of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Learned variances: the gradient is that of the loss, what is found is better, and the rest of a fit is as it was."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from dataclasses import replace

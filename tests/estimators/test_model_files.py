@@ -1,7 +1,5 @@
 """Models in files, copies and pickles: they come back as they were, and files that were tampered with are refused."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

@@ -1,7 +1,5 @@
 """Sets of classes and intervals that hold the truth as often as asked, and what to label next, of estimators."""
 
-from __future__ import annotations
-
 import operator
 from typing import Any
 

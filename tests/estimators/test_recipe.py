@@ -1,7 +1,5 @@
 """Recipes: values that print, compare and travel in files; sums of terms; how images are prepared, kept in models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

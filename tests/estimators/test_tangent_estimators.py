@@ -1,7 +1,5 @@
 """Estimators, stores, model files and commands with the tangent kernel, and that the two kernels are never mixed up."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """`python -m experiments.…` at a size for tests: kernels beside the paper's, CIFAR-10, and the time of a whole run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The rivals of Table 1 at a size for tests: each learns something, is counted rightly, and stands in the table."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

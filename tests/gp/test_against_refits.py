@@ -1,7 +1,5 @@
 """Everything that inference says in closed form, against plain refitting of random small problems."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Probabilities against Monte Carlo and closed forms, metrics against scikit-learn."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from sklearn.calibration import calibration_curve

@@ -1,7 +1,5 @@
 """Inference from arrays on a card: as in host memory, also on a stand-in that refuses what CuPy refuses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Exact GP algebra: moments, jitter, memory and what is refused; test_against_refits.py compares with refitting."""
 
-from __future__ import annotations
-
 import tracemalloc
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Points of a group are left out together: what it is worth, how groups are drawn, and near copies nobody named."""
 
-from __future__ import annotations
-
 import math
 import warnings
 

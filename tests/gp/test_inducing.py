@@ -1,7 +1,5 @@
 """Regression through inducing points: against its equations, and the exact GP; test_against_refits.py refits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The noise that is chosen, and the losses that are learned by, with gradients of finite differences."""
 
-from __future__ import annotations
-
 import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -1,7 +1,5 @@
 """Solving a kernel matrix: against Cholesky on real images, what is refused, when it fails, and when it is killed."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

@@ -1,7 +1,5 @@
 """Ensembles of trained wide networks: against the differential equation, closed cases and the limits in time."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a browser makes of a page, where one is installed."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

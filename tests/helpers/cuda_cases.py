@@ -1,7 +1,5 @@
 """Networks for the generated CUDA, and its kernels run by the engine, on a card or on one that is a fake."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

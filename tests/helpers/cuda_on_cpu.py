@@ -4,8 +4,6 @@ Compiled libraries are kept on disk under a digest of all that they are made of,
 nothing. What was not used for a month goes.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import hashlib

@@ -4,8 +4,6 @@ Kernels that run on fibers go from barrier to barrier one thread after the other
 harm there. On a card it does, once in a while; here it is found.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

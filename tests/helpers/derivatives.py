@@ -9,8 +9,6 @@ where both images are blank; where only one is, a bias_var of 0 has an infinite 
 part.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import replace

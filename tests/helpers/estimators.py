@@ -1,7 +1,5 @@
 """A network and digits that the tests of estimators fit."""
 
-from __future__ import annotations
-
 from cnngp import Conv, Dense, ReLU, Sequential, datasets
 
 NET = Sequential(Conv(3, bias_var=0.1), ReLU(), Dense())

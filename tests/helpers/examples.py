@@ -1,7 +1,5 @@
 """How many examples Hypothesis draws: a sixth of them by default, all in `make test-all`."""
 
-from __future__ import annotations
-
 import os
 
 from hypothesis import settings

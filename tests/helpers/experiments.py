@@ -1,7 +1,5 @@
 """Experiments at a size for tests: digits with a validation part, and the cells of a table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from cnngp import datasets

@@ -2,8 +2,6 @@
 NumPy arrays by themselves. What runs on them will not stumble over that on a card.
 """
 
-from __future__ import annotations
-
 import sys
 import types
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ sweeps and long campaigns) draw from the same set. A layer is drawn for the shap
 to several times "same", uneven pairs, filters wider than the image, strides beyond the filter, axes of one place.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What tests of gradients share, on a processor, on cards and on cards that are fakes (`on` of kernel/conftest.py)."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

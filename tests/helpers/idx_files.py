@@ -1,7 +1,5 @@
 """Images in the four files of MNIST, made of the embedded digits."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

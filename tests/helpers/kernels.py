@@ -1,7 +1,5 @@
 """Devices, types and images that the tests of `Kernel` run over."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

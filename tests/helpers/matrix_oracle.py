@@ -6,8 +6,6 @@ of its means is M Σ Mᵀ, and a Dense layer is the mean of the diagonal. It sha
 description of the layers: what the reference is tested against.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

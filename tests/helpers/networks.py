@@ -1,7 +1,5 @@
 """Hypothesis strategies for networks that compose, with images that fit them; what is drawn stands in generator.py."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar

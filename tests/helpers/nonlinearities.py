@@ -4,8 +4,6 @@
 what it is in the limit: s is what infinitely many channels say.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

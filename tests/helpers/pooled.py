@@ -1,7 +1,5 @@
 """Networks with pools, with every legal argument of the pools: drawn like those of generator.py, and from it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -4,8 +4,6 @@ Points stand alone, in groups, or in groups that share images; they have noise o
 outputs.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

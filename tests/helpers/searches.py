@@ -1,7 +1,5 @@
 """Small searches over digits, and what must not depend on how a search was run."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The systems that the tests of `solve` solve."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from cnngp import Conv, Dense, Kernel, ReLU, Sequential, datasets

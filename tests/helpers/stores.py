@@ -1,7 +1,5 @@
 """A small matrix in a store, what tests of its faults compare, and how often an engine was asked."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """PyTorch modules as people write them, each with the network that it is, written by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Fixtures of the CUDA engine's tests: cards that are not there."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

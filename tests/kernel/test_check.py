@@ -1,7 +1,5 @@
 """Kernels that check themselves: what is wrong is found, what is only rounded is not, and nobody pays twice."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

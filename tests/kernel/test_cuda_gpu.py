@@ -1,7 +1,5 @@
 """The CUDA engine on a card, beside the cases of test_cuda_source.py. Run with: pytest -m gpu tests/kernel"""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

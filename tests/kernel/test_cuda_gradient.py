@@ -1,7 +1,5 @@
 """Gradients in generated CUDA beyond their numbers (test_gradient.py): tiles, cards, memory, the text, races."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The generated CUDA against the reference, run as C++ on fibers (cuda_on_cpu.hpp), and with -m gpu on a card."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import tempfile

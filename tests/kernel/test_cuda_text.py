@@ -3,8 +3,6 @@
 And the plans behind it: shifts below pools, folded maps, shared memory.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Tiles, bands of table rows, memory and several cards, without a card: the real kernels on cards that are fakes."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import threading

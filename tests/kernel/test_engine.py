@@ -1,7 +1,5 @@
 """Every engine against the float64 reference: generated networks, and networks with something special about them."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every nonlinearity is known to every consumer, and its row in the table of formulas says what the reference does."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ They are the branches of one wide sum, each behind and before a nonlinearity, an
 place in any of them moves the result, and in float64 by far more than rounding does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 

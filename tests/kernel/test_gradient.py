@@ -1,7 +1,5 @@
 """Gradients against the oracle of helpers/derivatives.py: on the CPU, as C++ on fake cards, with -m gpu on a card."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 from typing import Any

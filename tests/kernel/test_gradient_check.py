@@ -1,7 +1,5 @@
 """A card's gradient that checks itself: what is wrong is found, what is only rounded is not, and nobody pays twice."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Numbers of every real type and arrays of every library are taken; what is refused: tests/test_bad_input.py."""
 
-from __future__ import annotations
-
 from decimal import Decimal
 from typing import Any
 

@@ -4,8 +4,6 @@ K[i, j] depends on the two images alone, bit for bit; the matrix is exactly symm
 eigenvalues those of a covariance.
 """
 
-from __future__ import annotations
-
 import math
 import pickle
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Arguments of `Kernel`, and what it refuses."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import sys

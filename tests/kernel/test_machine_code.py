@@ -3,8 +3,6 @@
 And what is compiled and imported when: a prepared kernel compiles nothing, the package imports nothing heavy.
 """
 
-from __future__ import annotations
-
 import errno
 import importlib.util
 import logging

@@ -1,7 +1,5 @@
 """Each polynomial of the engines against its definition, within the error that stands beside it in the file."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import re

@@ -1,7 +1,5 @@
 """Programs are short, also reversed: what is folded, what is kept, and which sums belong to which parameter."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

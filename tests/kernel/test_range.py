@@ -2,8 +2,6 @@
 computed. Never NaN, never zero by underflow.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """RBF kernels as networks: against plain formulas on pixels and patches, close copies of an image included."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """The kernel inside scikit-learn."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

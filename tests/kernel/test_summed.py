@@ -1,7 +1,5 @@
 """A network that is a sum runs branch by branch: the same kernel, each branch on the path that it has alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

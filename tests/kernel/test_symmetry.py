@@ -1,7 +1,5 @@
 """Kernels averaged over mirror images and turns, against the definition with all pairs of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Whole stores to be damaged, of one set of images and of two, and a count of the tiles that are computed."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Kernel matrices on a Dask cluster of real processes: the same bits, whichever of them join, die, freeze or misfit."""
 
-from __future__ import annotations
-
 import functools
 import json
 import logging

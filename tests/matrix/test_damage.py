@@ -1,7 +1,5 @@
 """Every number that is read from a store is the one that was written there, whatever disks and people do to files."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

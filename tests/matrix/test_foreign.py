@@ -1,7 +1,5 @@
 """A store or a model from somebody else touches nothing: no link is followed, no place that a file names is used."""
 
-from __future__ import annotations
-
 import io
 import json
 import random

@@ -1,7 +1,5 @@
 """Kernel matrices by tiles: bit for bit the kernel's own, resumed exactly, refused where they are of something else."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

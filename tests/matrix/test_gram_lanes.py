@@ -1,7 +1,5 @@
 """Several engines at one matrix, as on a machine with several cards; and matrices that stay where they are computed."""
 
-from __future__ import annotations
-
 import threading
 import types
 from pathlib import Path

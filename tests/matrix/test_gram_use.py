@@ -1,7 +1,5 @@
 """Stores behind estimators and the command line: what was computed once is never computed again."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Stores on full disks, in read-only places, and in folders whose name is taken away while they are filled."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

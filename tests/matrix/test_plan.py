@@ -1,7 +1,5 @@
 """The speed that is measured to say what a matrix will take, and the tiles that follow from it."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Processes that fill stores are killed, interrupted, or at the same store together; nothing is lost."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -3,8 +3,6 @@
 A piece is checked when it is built, wherever it may later stand; a whole network is checked before it is used.
 """
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Both kernels of the reference against random finite networks in PyTorch."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The sliding window of a sum: read from the sums alone, it must say the same as the layer that made them."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Networks are values: they check themselves, print as code, compare, hash, copy and pickle; their parameters."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import math

@@ -1,7 +1,5 @@
 """The reference's formulas and their derivatives against quadrature of E[φ(u) φ(v)], and against differences."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

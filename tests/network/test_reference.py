@@ -3,8 +3,6 @@
 test_finite_networks.py has random networks beside it, test_nonlinearities.py its formulas.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

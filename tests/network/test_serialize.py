@@ -1,7 +1,5 @@
 """Networks as JSON and by fingerprint: plain, strict, and the same in every version."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

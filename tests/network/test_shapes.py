@@ -1,7 +1,5 @@
 """Sizes and sheets: the table a person reads, PyTorch's output sizes, and what is refused once the shape is known."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import assume, example, given

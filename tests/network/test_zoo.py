@@ -1,7 +1,5 @@
 """The networks of the zoo: what they are made of, their names, and the one that is taken where none is given."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

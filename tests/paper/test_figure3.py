@@ -1,7 +1,5 @@
 """Figure 3: its likelihood against quadrature, q(f) and its bound against dense formulas, fits, and a tiny figure."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

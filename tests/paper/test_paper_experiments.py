@@ -1,7 +1,5 @@
 """The paper's experiments at a size for tests, against direct computations, and the command `cnngp reproduce`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

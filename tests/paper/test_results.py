@@ -1,7 +1,5 @@
 """Pieces of an experiment, files of results, the page made of them, and those in the repository."""
 
-from __future__ import annotations
-
 import platform
 import re
 import shutil

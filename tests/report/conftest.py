@@ -1,7 +1,5 @@
 """A model of digits with one wrong label, and the viewer's answers by it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Decisions about suspect labels: written at once, kept by all who write, and used for their own images alone."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -1,7 +1,5 @@
 """The report as a browser sees it, its figures, and a run as a notebook calls it."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

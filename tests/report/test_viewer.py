@@ -1,7 +1,5 @@
 """`cnngp view`: its answers, who may ask it, and the page in a real browser."""
 
-from __future__ import annotations
-
 import http.client
 import io
 import json

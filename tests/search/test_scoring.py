@@ -1,7 +1,5 @@
 """What a drawn network is worth: what the classifier would say of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Random search: what a study keeps, how it goes on, and which images it looks at."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`cnngp search`: its files and its one-line errors."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a search refuses: other studies, damaged files, bad arguments, missing packages."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Searches that are killed, interrupted or shared by several processes give what one quiet run gives."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

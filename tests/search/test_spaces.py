@@ -1,7 +1,5 @@
 """Spaces of networks: the paper's own, the pooled one, and mistakes in a space of one's own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

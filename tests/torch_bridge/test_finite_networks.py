@@ -1,7 +1,5 @@
 """Finite networks: widths and weights, two ways of computing them, the kernel as their limit, and their own kernels."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

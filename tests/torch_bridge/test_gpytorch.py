@@ -1,7 +1,5 @@
 """A network inside GPyTorch's models gives what the algebra of Gaussian processes says."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import warnings

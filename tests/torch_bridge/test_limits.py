@@ -1,7 +1,5 @@
 """check_limit passes what is right, with honest error rates, and catches what is wrong, of networks and of modules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """An imported module is the network that a person would have written, bit for bit, whatever names its tensors have."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Modules that have no exact kernel are refused by name and reason, and `explain` tells of every part."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import subprocess

@@ -1,7 +1,5 @@
 """Which weights count as independent draws about zero, and the variance that they are drawn with."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any
