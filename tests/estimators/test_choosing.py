@@ -319,16 +319,6 @@ def test_a_target_that_is_largest_at_a_middle_brightness_is_found_by_regression(
     assert wrong < 0.25 * before
 
 
-def test_labels_and_targets_that_are_noise_are_named_in_the_report_without_a_warning() -> None:
-    X = np.random.default_rng(0).random((40, 1, 8, 8))
-    clf = GPClassifier(device="cpu").fit(X, np.arange(40) % 2)
-    assert "better than guessing" in clf.fit_report_.verdict
-    assert clf.fit_report_.worrying
-    reg = GPRegressor(device="cpu").fit(X, np.random.default_rng(1).normal(size=40))
-    assert reg.fit_report_.verdict.find("better than the mean of all targets: leave-one-out is off by") > 0
-    assert "normalize_y" not in reg.fit_report_.verdict  # a warning says where that helps
-
-
 def test_blank_images_give_one_error_and_a_few_of_them_do_no_harm() -> None:
     small: dict[str, Any] = {"network": zoo.pooled_cnn("small", 0)}
     of_network = [(small | {"noise": noise}, (1, 8, 8)) for noise in ("loo", "ml", 0.0)]
