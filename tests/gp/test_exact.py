@@ -106,6 +106,10 @@ def test_one_buffer_is_all_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
         # The amplitude is made of squares; without it standard deviations would be those of another scale.
         (np.eye(3), np.full((3, 1), 1e160), {}, "^targets of .* are too large to square in float64; rescale them$"),
         (np.eye(3), np.full((3, 1), 1e-160), {}, "^targets of .* are too small to square in float64; rescale them$"),
+        (np.eye(3), np.ones((3, 1)), {"groups": np.arange(5)}, r"groups has shape \(5,\); expected 3 names or numbers"),
+        (np.eye(3), np.ones((3, 1)), {"groups": np.zeros(3)}, "puts all images together"),
+        (np.eye(3), np.ones((3, 1)), {"groups": np.array([0.0, 1.0, np.nan])}, "expected 3 names or numbers"),
+        (np.eye(3), np.ones((3, 1)), {"groups": np.array([1, "a", 2], dtype=object)}, "cannot be compared"),
     ],
 )
 def test_bad_matrices_are_refused(K: np.ndarray, targets: np.ndarray, options: dict, message: str) -> None:
