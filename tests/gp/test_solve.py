@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -143,10 +144,9 @@ def test_what_was_not_solved_says_why_and_is_no_worse_than_nothing(case: str) ->
 
 
 def test_cholesky_of_a_singular_matrix_says_that_it_added_something() -> None:
-    K = KERNEL(np.concatenate([DIGITS.X[:30]] * 2))
-    Y = np.random.default_rng(0).normal(size=(60, 1))
+    K = twice(np.r_[:30, :30])
     with pytest.warns(JitterWarning), pytest.warns(ConvergenceWarning, match="mean diagonal had to be added"):
-        assert not solve(K, Y, 0.0, "cholesky", device="cpu").converged
+        assert not solve(K, np.arange(60.0), 0.0, "cholesky", device="cpu").converged
 
 
 @pytest.mark.parametrize(("free", "method"), [(720_000, "cholesky"), (719_999, "cg")])
@@ -237,15 +237,14 @@ def test_workers_multiply_rows_of_tiles(stored: Path) -> None:
 class Killed(BaseException): ...
 
 
-def _kill_after(monkeypatch: pytest.MonkeyPatch, iterations: int) -> None:
-    """Every iteration is kept, and the process dies right after that of one of them was."""
-    monkeypatch.setattr(conjugate, "SECONDS", 0.0)
+def _stop_after(monkeypatch: pytest.MonkeyPatch, iterations: int, error: BaseException) -> None:
+    """The process ends right after one of its iterations was seen."""
     see = Checkpoint.see
 
     def seen(self: Checkpoint, state: conjugate.State) -> None:
         see(self, state)
         if state.iteration == iterations:
-            raise Killed
+            raise error
 
     monkeypatch.setattr(Checkpoint, "see", seen)
 
@@ -255,23 +254,14 @@ def test_a_solve_that_was_stopped_goes_on_where_it_was(stored: Path, monkeypatch
     options: dict[str, Any] = {"method": "cg", "rank": 20, "device": "cpu"}
     whole = solve(stored, targets(), 1e-3, **options)
     assert whole.iterations > 8
-    passes: list[int] = []
-    interrupted_at = [9 if stop == "interrupted" else 0]  # the sketch and seven iterations are done
-    multiply = SymmetricMatrix.multiply
-
-    def counted(self: SymmetricMatrix, V: np.ndarray) -> np.ndarray:
-        passes.append(1)
-        if len(passes) in interrupted_at:
-            raise KeyboardInterrupt
-        return multiply(self, V)
-
-    monkeypatch.setattr(SymmetricMatrix, "multiply", counted)
     with monkeypatch.context() as patch:
         if stop == "killed":
-            _kill_after(patch, 7)
+            patch.setattr(conjugate, "SECONDS", 0.0)  # every iteration is kept
+            _stop_after(patch, 7, Killed())
             with pytest.raises(Killed):
                 solve(stored, targets(), 1e-3, **options)
         elif stop == "interrupted":
+            _stop_after(patch, 7, KeyboardInterrupt())
             with pytest.raises(KeyboardInterrupt, match=r"iteration 7 is kept in .*Run it again to continue"):
                 solve(stored, targets(), 1e-3, **options)
         else:
@@ -279,12 +269,13 @@ def test_a_solve_that_was_stopped_goes_on_where_it_was(stored: Path, monkeypatch
                 with pytest.warns(ConvergenceWarning, match="7 iterations were not enough; more of them go on from .*"):
                     solve(stored, targets(), 1e-3, **options, iterations=7)
     assert len(list(stored.parent.glob("K.zarr.solve-*"))) == 1
-    passes.clear()
-    interrupted_at.clear()
-    again = solve(stored, targets(), 1e-3, **options)
+    with mock.patch.object(
+        SymmetricMatrix, "multiply", autospec=True, side_effect=SymmetricMatrix.multiply
+    ) as multiply:
+        again = solve(stored, targets(), 1e-3, **options)
     np.testing.assert_array_equal(again.weights, whole.weights)
     assert again.iterations == whole.iterations
-    assert len(passes) == 1 + whole.iterations - 7 + 1  # the preconditioner, the rest, and the check
+    assert multiply.call_count == 1 + whole.iterations - 7 + 1  # the preconditioner, the rest, and the check
     assert [p.name for p in stored.parent.iterdir()] == ["K.zarr"]
 
 
@@ -292,8 +283,8 @@ def test_what_is_no_checkpoint_of_this_problem_is_left_as_it_is(stored: Path, tm
     path = tmp_path / "solve.state"
     options: dict[str, Any] = {"method": "cg", "rank": 20, "device": "cpu", "checkpoint": path}
     with monkeypatch.context() as patch:
-        _kill_after(patch, 5)
-        with pytest.raises(Killed):
+        _stop_after(patch, 5, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
             solve(stored, targets(), 1e-3, **options)
     for problem in ((stored, targets(), 2e-3), (stored, -targets(), 1e-3), (KERNEL(DIGITS.X) * 2, targets(), 1e-3)):
         with pytest.raises(StoreError, match="checkpoint of another problem"):
