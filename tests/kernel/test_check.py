@@ -192,6 +192,10 @@ def test_nobody_pays_twice(compared: list[Network], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(check, "_code", lambda: "another version")
     Kernel(NET, device="cpu")(X)
     assert len(compared) == 5
+    unchecked = Kernel(TANH, device="cpu", check=False)
+    unchecked(X), unchecked.prepare(X), gram(unchecked, X, store=tmp_path / "L.zarr")
+    unchecked.as_sklearn((1, 6, 6))(X.reshape(5, -1))
+    assert len(compared) == 5
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", "null", "\0", "[" * 100_000])
@@ -222,17 +226,6 @@ def test_without_a_place_for_verdicts_each_kernel_compares_once(
     assert compared == [NET, NET]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert check.folder() == tmp_path / "cnngp" / "checks"
-
-
-def test_it_can_be_turned_off(compared: list[Network], tmp_path: Path) -> None:
-    kernel = Kernel(NET, device="cpu", check=False)
-    kernel(X)
-    kernel.prepare(X)
-    gram(kernel, X, store=tmp_path / "K.zarr")
-    pickle.loads(pickle.dumps(kernel))(X)
-    kernel.as_sklearn((1, 6, 6))(X.reshape(5, -1))
-    assert compared == []
-    assert repr(kernel).endswith(", check=False)")
 
 
 def test_stores_and_models_say_that_it_was_done(tmp_path: Path) -> None:

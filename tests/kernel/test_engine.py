@@ -246,6 +246,16 @@ def test_no_covariance_is_larger_than_the_variances(act):
         assert np.abs(across).max() <= own.diagonal().max() * (1 + 1e-6)
 
 
+@each_dtype
+@pytest.mark.parametrize("act", [R, LeakyReLU(-0.5), Erf(), Cos(), GELU()], ids=repr)
+def test_images_from_far_apart_to_equal(act, dtype):
+    """An angle near 0 is known to the root of a rounding: θ of a ReLU loses most of all (docs/ntk.md)."""
+    rng = np.random.default_rng(0)
+    x = rng.random((1, 1, 6, 6))
+    X = np.concatenate([x, *(x + 2.0**-k * rng.normal(size=x.shape) for k in range(0, 40, 3))]).astype(np.float32)
+    both_are_close(Sequential(*[Conv(3), act] * 4, D), X.astype(np.float64), dtype)
+
+
 @pytest.mark.parametrize("act", [ReLU(), LeakyReLU(-2.0), Abs(), Step()], ids=repr)
 def test_a_kernel_is_not_called_wrong_where_the_reference_rounds_as_well(act):
     """Two numbers have correlation one. There an angle is the root of a rounding, in float64 also that of the reference
