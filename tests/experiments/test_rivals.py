@@ -1,6 +1,5 @@
 """The rivals of Table 1 at a size for tests: each is measured and counted rightly, and stands in the table."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ from experiments.rivals import RivalsPlan, Trained
 from experiments.rivals.exact import Convolutional, Term, choose, exact, terms_of
 
 from cnngp import GPClassifier, zoo
-from cnngp.paper import results
 from cnngp.paper.results import tables
 from cnngp.paper.setting import Setting
 from cnngp.paper.table1 import SplitImages
@@ -59,24 +57,6 @@ def test_the_table_shows_every_quantity_of_every_row_and_finished_rows_are_kept(
     monkeypatch.setattr(rivals, "_train", lambda *_: pytest.fail("trained again"))
     monkeypatch.setattr(rivals, "exact", lambda *_: pytest.fail("computed again"))
     assert rivals.run(found[1], PLAN, DATA)["rows"] == found[0]["rows"]
-
-
-def test_the_paper_s_kernels_stand_beside_them_where_they_were_run(tmp_path: Path) -> None:
-    table1 = [
-        results.row("MNIST", "ResNet GP", quantity, unit="%", published=published, ours=ours, seconds=30.0)
-        for quantity, published, ours in (("validation", 0.68, 0.7), ("test", 0.84, 0.8))
-    ]
-    figure3 = [results.row("MNIST", "ResNet kernel, exact GP", q, ours=v) for q, v in (("ECE", 0.002), ("NLL", 0.03))]
-    for name, rows in (("table1", table1), ("figure3", figure3)):
-        doc = {"schema": results.SCHEMA, "rows": rows, "command": f"cnngp reproduce {name}", "quick": False}
-        (tmp_path / f"{name}.json").write_text(json.dumps(doc))
-    where = Setting(tmp_path, device="cpu")
-    (line,) = tables(rivals._own_rows(where, "all")).pop().lines.values()
-    shown = {quantity: (r["published"], r["ours"]) for quantity, r in line.items()}
-    errors = {"validation error": (0.68, 0.7), "test error": (0.84, 0.8)}
-    assert shown == errors | {q: (None, v) for q, v in zip(list(shown)[2:], (0.03, 0.002, 0, 30.0), strict=True)}
-    assert list(shown)[2:] == ["NLL", "ECE", "learned parameters", "time"]
-    assert rivals._own_rows(Setting(tmp_path, quick=True, device="cpu"), "all") == []
 
 
 def test_exact_rows_are_what_the_estimator_gives(tmp_path: Path) -> None:
