@@ -15,6 +15,7 @@ from helpers.estimators import DATA, NET, classifier
 
 X, Y, NEW = DATA.X, DATA.y, DATA.X_test
 ROWS = X.reshape(len(X), -1)
+THREE = int(np.flatnonzero(Y == 3)[0])
 RNG = np.random.default_rng(0)
 WEIGHT = RNG.uniform(0.2, 4.0, len(X))
 MATRIX = Kernel(NET, device="cpu")(X)
@@ -53,6 +54,9 @@ ARGUMENTS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"y": np.zeros(150)}, "y holds one class only .*at least two classes"),
     ({}, {"y": X.sum((1, 2, 3))}, "Unknown label type"),
     ({}, {"y": None}, "requires y to be passed"),
+    ({}, {"y": np.where(Y == 3, np.nan, Y)}, rf"y\[{THREE}\] is nan; every image needs a label"),
+    ({}, {"y": np.where(Y == 3, None, Y.astype(str))}, rf"y\[{THREE}\] is None; every image needs a label"),
+    ({}, {"y": np.where(Y == 3, float("nan"), Y.astype(object))}, rf"y\[{THREE}\] is nan; every image needs a label"),
     ({}, {"X": ROWS}, r"rows of 64 numbers, but Conv.*input_shape=\(1, height, width\)"),
     ({}, {"X": X[:, 0]}, r"could be \(N, height, width\) or \(N, channels, length\)"),
     ({}, {"X": None}, "fit needs images X or a kernel matrix K"),

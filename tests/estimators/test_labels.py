@@ -220,20 +220,6 @@ def test_weights_of_added_images_are_those_of_a_fit(estimator: Any) -> None:
 # ---- labels as they are given ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("y", "message"),
-    [
-        (np.array([0.0, 1.0, np.nan, 1.0]), r"y\[2\] is nan; every image needs a label"),
-        (np.array(["a", None, "b", "a"], object), r"y\[1\] is None; every image needs a label"),
-        (np.array(["a", "b", "a", float("nan")], object), r"y\[3\] is nan; every image needs a label"),
-    ],
-    ids=["NaN", "None", "NaN among words"],
-)
-def test_a_missing_label_is_named(y: np.ndarray, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        read_labels(y)
-
-
 def test_labels_of_any_kind() -> None:
     names = np.array(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"])
     for y in (names[DATA.y], list(names[DATA.y]), names[DATA.y].astype(object)):

@@ -180,23 +180,11 @@ def test_slopes_are_those_of_the_loss(rule: Any, noise: float) -> None:
     assert (loss(still, h) - loss(still, -h)) / (2 * h) == pytest.approx(found.by_noise, rel=1e-5, abs=1e-8)
 
 
-def test_what_is_reported_is_the_loss_of_the_learned_network() -> None:
-    y = np.sin(3.0 * X.mean((1, 2, 3)))
-    reg = GPRegressor(BIASED, learn=Learning("likelihood", starts=1), dtype="float64", device="cpu").fit(X, y)
-    learned = reg.learned_
-    assert learned.after < learned.before
-    for network, noise, loss in (
-        (learned.network_before, learned.noise_before, learned.before),
-        (learned.network, learned.noise, learned.after),
-    ):
-        K = kernel(network)(X)
-        gp = ExactGP(K, y[:, None], noise=noise * float(K.diagonal().mean()))
-        assert loss == pytest.approx(-gp.log_marginal_likelihood / len(y), abs=1e-6)
-    assert reg.log_marginal_likelihood_ == pytest.approx(-learned.after * len(y), abs=1e-6 * len(y))
-
-
 def test_likelihood_finds_what_the_data_were_drawn_from() -> None:
-    """Functions drawn from one network's process, learned from another: at least as likely as under the truth."""
+    """Functions drawn from one network's process, learned from another: at least as likely as under the truth.
+
+    The losses that are reported are those of the two networks.
+    """
     truth = Sequential(Dense(1.0, 0.02), ReLU(), Dense(1.0, 2.0))
     wrong = Sequential(Dense(1.0, 1.0), ReLU(), Dense(1.0, 0.1))
     rng = np.random.default_rng(0)
@@ -207,9 +195,18 @@ def test_likelihood_finds_what_the_data_were_drawn_from() -> None:
     every = Learning("likelihood", tied=False)
     reg = GPRegressor(wrong, learn=every, dtype="float64", device="cpu").fit(x, draws)
     true_loss = -ExactGP(K, draws, noise=noise).log_marginal_likelihood / draws.size
-    assert reg.learned_.before > true_loss + 0.02
-    assert reg.learned_.after < true_loss + 0.002
-    assert reg.learned_.noise == pytest.approx(0.01, rel=0.5)
+    learned = reg.learned_
+    assert learned.before > true_loss + 0.02
+    assert learned.after < true_loss + 0.002
+    assert learned.noise == pytest.approx(0.01, rel=0.5)
+    for network, share, loss in (
+        (learned.network_before, learned.noise_before, learned.before),
+        (learned.network, learned.noise, learned.after),
+    ):
+        K = kernel(network)(x)
+        gp = ExactGP(K, draws, noise=share * float(K.diagonal().mean()))
+        assert loss == pytest.approx(-gp.log_marginal_likelihood / draws.size, abs=1e-6)
+    assert reg.log_marginal_likelihood_ == pytest.approx(-learned.after * draws.size, abs=1e-6 * draws.size)
 
 
 # ---- the estimators --------------------------------------------------------------------------------------------------
@@ -351,16 +348,14 @@ def test_what_cannot_be_is_one_line() -> None:
 
 # ---- on a card -------------------------------------------------------------------------------------------------------
 
-CURVES = Sequential(
-    *(Conv(3, bias_var=0.1), Sum(Identity(), Sequential(LeakyReLU(0.2), Conv(2, bias_var=0.1))), LeakyReLU(0.2)),
-    *(Conv(2), Elementwise("tanh"), Dense(bias_var=0.2)),
-)
-
 
 @needs_compiler
-@pytest.mark.parametrize("network", [BIASED, CURVES], ids=["ReLU", "slopes and series"])
-def test_a_card_compiles_once_whatever_the_variances(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_compiles_once_whatever_the_variances(monkeypatch: pytest.MonkeyPatch) -> None:
     """And finds what the CPU finds: every loss on the way to within 1e-6."""
+    network = Sequential(
+        *(Conv(3, bias_var=0.1), Sum(Identity(), Sequential(LeakyReLU(0.2), Conv(2, bias_var=0.1))), ReLU()),
+        *(Conv(2), Elementwise("tanh"), Dense(bias_var=0.2)),
+    )
     Cards().install(monkeypatch)
     texts: list[str] = []
 

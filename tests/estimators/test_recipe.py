@@ -57,14 +57,16 @@ class Doubled(Preparation):
         return 2.0 * images
 
 
-def test_what_has_no_json_is_fitted_in_a_store_and_no_file_is_written_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_store_has_a_matrix_for_every_term_also_of_what_has_no_json(tmp_path: Path) -> None:
+    """Which another weight uses again; no model file is written that cannot be read."""
     cubed = Sequential(Dense(), Elementwise(lambda z: z**3), Dense())
-    recipe = Recipe([Term("dense_nngp", Doubled()), Term(cubed)], noise=0.1)
-    clf = GPClassifier(recipe, device="cpu", store=str(tmp_path / "store")).fit(DATA.X, DATA.y)
-    plain = GPClassifier(recipe, device="cpu").fit(DATA.X, DATA.y)
-    np.testing.assert_allclose(clf.predict_proba(DATA.X_test), plain.predict_proba(DATA.X_test), rtol=1e-9)
+    for weight in (0.5, 0.25):
+        recipe = Recipe([Term("dense_nngp", Doubled()), Term(cubed, "zca", weight=weight)], noise=0.01)
+        plain, stored = (classifier(recipe, store=store).fit(DATA.X, DATA.y) for store in (None, tmp_path / "K"))
+        np.testing.assert_allclose(stored.predict_proba(DATA.X_test), plain.predict_proba(DATA.X_test), atol=1e-6)
+        assert len(list((tmp_path / "K").glob("term-*"))) == 2
     with pytest.raises((DataError, ValueError), match="cannot be written to a file"):
-        clf.save(tmp_path / "model.gp")
+        stored.save(tmp_path / "model.gp")
     assert not (tmp_path / "model.gp").exists()
 
 
@@ -112,23 +114,6 @@ def test_the_kernel_is_the_sum_of_terms_of_mean_diagonal_1() -> None:
     reg = GPRegressor(Recipe(recipe.terms, noise=0.1), amplitude=1.0, device="cpu").fit(DATA.X, DATA.y.astype(float))
     gp = ExactGP(expected, DATA.y[:, None].astype(float), noise=0.1, amplitude=1.0)
     np.testing.assert_allclose(reg.loo_predictions_, gp.leave_one_out().mean[:, 0], rtol=1e-4, atol=1e-4)
-
-
-def test_a_store_has_a_matrix_for_every_term(tmp_path: Path) -> None:
-    """Which another weight uses again."""
-    for weight in (0.5, 0.25):
-        recipe = Recipe((RECIPES[2].terms[0], Term("dense_nngp", preparation="zca", weight=weight)), noise=0.01)
-        plain, stored = (GPClassifier(recipe, store=s, device="cpu").fit(DATA.X, DATA.y) for s in (None, tmp_path))
-        np.testing.assert_allclose(stored.predict_proba(DATA.X_test), plain.predict_proba(DATA.X_test), atol=1e-6)
-        assert len(list(tmp_path.glob("term-*"))) == 2
-
-
-def test_the_noise_of_a_recipe_is_in_units_of_its_mean_diagonal() -> None:
-    net = GPClassifier("small_cnn", noise=0.01, device="cpu").fit(DATA.X, DATA.y)
-    mean = float(net.kernel_.diag(DATA.X).mean())
-    assert net.gp_.noise == 0.01
-    assert net.recipe_.noise == pytest.approx(0.01 / mean, rel=1e-6)
-    assert GPClassifier(net.recipe_, device="cpu").fit(DATA.X, DATA.y).gp_.noise == pytest.approx(0.01, rel=1e-6)
 
 
 def test_images_are_prepared_inside_and_kept_as_they_were() -> None:
