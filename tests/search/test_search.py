@@ -2,12 +2,12 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from optuna.trial import FixedTrial
 
 from cnngp import Conv, Dense, GPClassifier, NetworkError, ReLU, Sequential, datasets, from_json, search, zoo
-from cnngp.kernel.program import Kind
 from cnngp.search import SearchResult, Space, random_search, scoring
 from cnngp.search.scoring import score
 from cnngp.search.space import SPACES
@@ -19,19 +19,6 @@ optuna = pytest.importorskip("optuna")
 def _outcome(result: SearchResult) -> list[tuple[Any, ...]]:
     """All that must not depend on how a search was run."""
     return [(t.draw, t.params, t.network_json, t.error, t.score.loo_error) for t in result.trials]
-
-
-@pytest.fixture
-def scored(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Grows by one for each network that is scored."""
-    calls: list[Any] = []
-
-    def counted(network: Any, *arguments: Any, **options: Any) -> Any:
-        calls.append(network)
-        return score(network, *arguments, **options)
-
-    monkeypatch.setattr(scoring, "score", counted)
-    return calls
 
 
 def test_a_search_keeps_everything_in_the_study(tmp_path: Path) -> None:
@@ -54,18 +41,15 @@ def test_a_search_keeps_everything_in_the_study(tmp_path: Path) -> None:
     assert [p.name for p in study.parent.iterdir()] == ["s.journal"]
 
 
-def test_more_draws_go_on_and_fewer_ask_for_no_more(tmp_path: Path, scored: list[Any]) -> None:
-    study = tmp_path / "s.journal"
-    wanted = alone()
-    scored.clear()
+def test_more_draws_go_on_and_fewer_ask_for_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study, wanted, scored = tmp_path / "s.journal", alone(), Mock(side_effect=score)
+    monkeypatch.setattr(scoring, "score", scored)
     first = random_search(DIGITS, "paper-cnn", 3, **SMALL, study=study)
-    scored.clear()
     more = random_search(DIGITS, "paper-cnn", 5, **SMALL, study=study)
-    done = list(scored)
-    assert done[-2:] == [t.network for t in more.trials[3:]]
+    assert [call.args[0] for call in scored.call_args_list[-2:]] == [t.network for t in more.trials[3:]]
     assert _outcome(more)[:3] == _outcome(first)
     again = random_search(DIGITS, "paper-cnn", 2, **SMALL, study=study)
-    assert scored == done
+    assert scored.call_count == 5
     assert _outcome(again) == _outcome(first)[:2]
     assert _outcome(more) == _outcome(wanted)[:5]
     assert _outcome(random_search(DIGITS, "paper-cnn", 1, **SMALL, seed=1)) != _outcome(more)[:1]
@@ -155,10 +139,7 @@ def test_rungs_and_the_one_look_at_the_test_set(tmp_path: Path, monkeypatch: pyt
     assert other.looks == 2  # told honestly
 
 
-def test_networks_are_scored_by_either_kernel(tmp_path: Path) -> None:
-    def scored(kind: Kind) -> SearchResult:
-        return random_search(DIGITS, "paper-cnn", 2, **SMALL, kind=kind, study=tmp_path / f"{kind}.journal")
-
-    gp, ntk = scored("nngp"), scored("ntk")
-    assert [t.network for t in gp.trials] == [t.network for t in ntk.trials]
-    assert "ntk" in ntk.best.score.engine
+def test_networks_are_scored_by_their_tangent_kernels() -> None:
+    result = random_search(DIGITS, "paper-cnn", 2, **SMALL, kind="ntk")
+    assert [t.network for t in result.trials] == [t.network for t in alone().trials[:2]]
+    assert "ntk" in result.best.score.engine
