@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import Abs, Conv, ConvTranspose, Dense, Erf, Kernel, LeakyReLU, ReLU, Sequential, Sum
+from cnngp import Abs, Conv, Dense, Erf, Kernel, LeakyReLU, ReLU, Sequential, Sum
 from cnngp.kernel.engines.cuda.cuda_source import generate
 from cnngp.kernel.program import lower
 from cnngp.network import Network, reference
@@ -18,7 +18,7 @@ from helpers import generator
 from helpers.cuda_cases import OnCard
 from helpers.cuda_on_cpu import needs_compiler
 from helpers.fake_cards import Cards
-from helpers.generator import Spatial, random_network
+from helpers.generator import Spatial
 
 SHAPES: list[Spatial] = [
     *((1,), (2,), (6,), (9,), (40,)),
@@ -63,16 +63,6 @@ def parts(net: Network) -> Iterator[Network]:
 
 
 Run = Callable[[Network, Any], Any]
-# Geometries that were once wrong on an engine, without a word.
-ONCE_WRONG: dict[str, tuple[Network, tuple[int, ...]]] = {
-    "a window that starts behind the first place": (ConvTranspose(2, padding=2), (1, 6, 6)),
-    "an output wider than the input": (Conv(3, padding=2), (1, 8, 8)),
-    "much padding": (Conv(5, padding=3), (1, 28, 28)),
-    "an even filter with padding on both sides": (Conv(2, padding=1), (1, 28, 28)),
-    "one location that is summed more than once": (Conv(3, padding_mode="replicate"), (2, 1, 1)),
-    "depth one, repeated": (Conv(3, padding_mode="replicate"), (1, 1, 5, 4)),
-    "depth one, around": (Conv(3, padding_mode="circular"), (1, 1, 5, 4)),
-}
 
 
 def on(device: Any) -> Run:
@@ -100,13 +90,6 @@ def check(run: Run, networks: Iterable[tuple[Network, tuple[int, ...]]], toleran
         if not error(run, net, shape) <= tolerance:
             wrong = {repr(part): e for part in parts(net) if not (e := error(run, part, shape)) <= tolerance}
             pytest.fail(f"on {shape}: {wrong or net}")
-
-
-@pytest.mark.parametrize("run", [on("cpu"), pytest.param(as_cpp, marks=needs_compiler)], ids=["cpu", "cuda as C++"])
-@pytest.mark.parametrize("name", ONCE_WRONG)
-def test_geometries_that_were_once_wrong(name: str, run: Run) -> None:
-    layer, shape = ONCE_WRONG[name]
-    assert error(run, Sequential(layer, ReLU(), Dense()), shape) <= 1e-12
 
 
 @pytest.mark.parametrize("spatial", SHAPES, ids=str)
@@ -152,10 +135,3 @@ def test_many_single_layers(spatial: tuple[int, ...], run: Run, count: int) -> N
     """Any outputs, such as are narrow enough for a warp, and no longer than one place where the input is not."""
     for longest in {(), (32,) * len(spatial), tuple(1 if n == 1 else 32 for n in spatial)}:
         check(run, sweep(spatial, count, 40, longest, seed=2))
-
-
-def test_every_draw_of_the_generator_is_a_network_that_fits_its_images() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(300):
-        net, shape = random_network(rng)
-        assert lower(net, shape).spatial == shape[1:]
