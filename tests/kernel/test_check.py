@@ -6,6 +6,7 @@ import os
 import pickle
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,9 @@ def test_a_fit_reports_entries_that_are_off_by_more_than_rounding(monkeypatch: p
     report = GPClassifier(NET, device="cpu").fit(data.X, data.y).fit_report_
     assert report.kernel_error == pytest.approx(2e-5, rel=0.1)
     assert report.worrying
+    inducing = replace(report, method="inducing", excess=0.2, excess_uncertainty=0.0).verdict
+    assert "Warning: its error may be up to 20.0 points above" in inducing  # beside what is said of the entries
+    assert inducing.endswith("where rounding explains 1e-06.")
 
 
 # ---- whole images where the reference is quick, otherwise a part of them ---------------------------------------------

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from cnngp.network import reference
-from cnngp.network.functions import FUNCTIONS as NAMED
-from cnngp.network.layers import GELU, Abs, Elementwise, Erf, LeakyReLU, NormalizedExp, ReLU, Sign, Sin, Step
+from cnngp.network.layers import GELU, Abs, Erf, LeakyReLU, NormalizedExp, ReLU, Sign, Sin, Step
 from cnngp.network.reference import formulas
-from helpers.derivatives import by_own_variance, by_variance
 from helpers.gaussian_expectation import expectation, one_dimensional
 from helpers.nonlinearities import PHI, SLOPES
 
@@ -90,20 +88,6 @@ def test_huge_and_tiny_variances_keep_their_digits() -> None:
             assert closed_form(layer, 1e-20, 4e-20, rho) == pytest.approx(slope**2 * rho * 2e-20, rel=1e-14, abs=0.0)
 
 
-@pytest.mark.parametrize(
-    ("name", "error"), [("tanh", 1e-13), ("silu", 1e-13), ("arctan", 1e-13), ("gaussian", 1e-13), ("elu", 1e-7)]
-)
-def test_elementwise_is_the_expectation(name: str, error: float) -> None:
-    pairs = [(0.0, 1.0, 0.0), (0.1, 4.0, 0.5), (1.0, 2.0, -0.9), (5.0, 4.0, 0.999), (0.3, 0.4, 0.2), (3.0, 3.0, -1.0)]
-    for s1, s2, rho in pairs:
-        expected = expectation(NAMED[name], s1, s2, rho)
-        found = closed_form(Elementwise(name), s1**2, s2**2, rho)
-        assert found == pytest.approx(expected, rel=error, abs=error), (s1, s2, rho)
-
-
-# ---- derivatives ---------------------------------------------------------------------------------------------------
-
-
 @WITH_SLOPE
 def test_the_derivative_is_the_expectation_of_the_slopes(layer: Any) -> None:
     pairs = [(0.01, 0.01), (1.0, 1.0), (4.0, 4.0), (0.01, 4.0), (1.0, 9.0)]
@@ -115,22 +99,3 @@ def test_the_derivative_is_the_expectation_of_the_slopes(layer: Any) -> None:
     for K in (0.01, 1.0, 9.0):
         expected = expectation(phi(layer, K, SLOPES), math.sqrt(K), math.sqrt(K), 1.0)
         assert float(formulas.derivative_diagonal(layer, np.array([K]))[0]) == pytest.approx(expected, rel=1e-10)
-
-
-@WITH_SLOPE
-def test_derivatives_by_variances(layer: Any) -> None:
-    """∂V/∂K₁, and dV/dK of an image with itself, by central differences of order four."""
-    h = 1e-3
-    steps = 1.0 + h * np.array([1.0, -1.0, 2.0, -2.0])
-
-    def slope(V: np.ndarray, K: float) -> Any:
-        return (8.0 * (V[0] - V[1]) - (V[2] - V[3])) / (12.0 * h * K)
-
-    for K in (0.2, 1.0, 5.0):
-        expected = slope(reference.nonlinearity_diagonal(layer, K * steps), K)
-        assert by_own_variance(layer, np.array([K]))[0] == pytest.approx(expected, rel=1e-8)
-    for (K1, K2), rho in itertools.product([(1.0, 1.0), (0.3, 4.0), (2.0, 0.1)], (-0.6, 0.0, 0.3, 0.9)):
-        K = np.full(4, rho * np.sqrt(K1 * K2))
-        expected = slope(reference.nonlinearity(layer, K, K1 * steps, np.full(4, K2)), K1)
-        found = by_variance(layer, K[:1], np.array([K1]), np.array([K2]))[0]
-        assert found == pytest.approx(expected, rel=1e-7, abs=1e-10), (K1, K2, rho)
