@@ -122,10 +122,15 @@ def test_random_networks_with_pools(cards: MakeCards, most: int) -> None:
     check()
 
 
-def test_a_step_on_a_card_refuses_locations_too_faint_for_float32(cards: MakeCards) -> None:
-    run = OnCard(Sequential(Conv(3), Step(), Dense()), (1, 6, 6))
+def test_images_out_of_range_are_refused(on: str) -> None:
+    """Above what float32 carries; and a step's locations too faint for it."""
     X = np.random.default_rng(0).standard_normal((2, 1, 6, 6)).astype(np.float32)
-    for faint, fits in ((1e-12, True), (1e-20, False)):
-        X[1, :, :, 2:] *= np.float32(faint)
-        with nullcontext() if fits else pytest.raises(RangeError, match=r"image 1 has locations .* too small beside"):
-            run.diagonals(X)
+    for factor, layer, told in (
+        (1e30, ReLU(), "image 1"),
+        (1e-12, Step(), ""),
+        (1e-20, Step(), "image 1 has locations .* too small beside"),
+    ):
+        run, images = OnCard(Sequential(Conv(3), layer, Dense()), (1, 6, 6)), X.copy()
+        images[1, :, :, 2:] *= np.float32(factor)
+        with pytest.raises(RangeError, match=told) if told else nullcontext():
+            run.diagonals(images)
