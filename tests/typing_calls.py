@@ -16,14 +16,9 @@ def classification(X: NDArray[np.uint8], rows: list[list[float]], y: list[str], 
     assert_type(clf.fit(X, y, sample_weight=w).add(X, y, image_noise=w), GPClassifier)
     assert_type(clf.fit(rows, y).predict(rows), NDArray[Any])
     assert_type(clf.predict_proba(X), Floats)
-    assert_type(clf.decision_function(rows), Floats)
     assert_type(clf.predict_latent(X), tuple[Floats, Floats])
-    assert_type(clf.predict_set(X, coverage=0.9, by="class"), NDArray[np.bool_])
     assert_type(clf.score(X, y, sample_weight=w), float)
-    assert_type(clf.score_samples(X), Floats)
-    assert_type(clf.saliency(X, "cat"), Floats)
     assert_type(clf.choose(3, X), Rows)
-    assert_type(clf.most_uncertain(3), Rows)
     assert_type(clf.log_marginal_likelihood_, float | None)
     assert_type(GPClassifier.load("model.gp", device="cpu"), GPClassifier)
     GPClassifier(noise="most")  # type: ignore[arg-type]
@@ -37,8 +32,6 @@ def regression(X: NDArray[np.float32], y: Floats) -> None:
     assert_type(reg.predict(X, True), tuple[Floats, Floats])
     assert_type(reg.predict(X, return_cov=True), tuple[Floats, Floats])
     assert_type(reg.predict(K=y, return_std=True, diagonal=y), tuple[Floats, Floats])
-    assert_type(reg.predict_interval(X), Floats)
-    assert_type(reg.sample_y(X, 3), Floats)
 
 
 def matrices(X: NDArray[np.float32]) -> None:
@@ -46,7 +39,6 @@ def matrices(X: NDArray[np.float32]) -> None:
     assert_type(kernel(X), NDArray[Any])
     assert_type(kernel(X, X, output="numpy"), NDArray[Any])
     assert_type(kernel.gradient(X, None, X), dict[str, float])
-    assert_type(kernel.diag(X), NDArray[Any])
     assert_type(gram(kernel, X), NDArray[Any])
     assert_type(gram(kernel, X, output="numpy", tile=10), NDArray[Any])
     kernel(X, output="jax")  # type: ignore[call-overload]

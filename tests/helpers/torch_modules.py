@@ -65,20 +65,6 @@ class PreActivationBlock(nn.Module):
         return skip + self.conv2(F.relu(self.conv1(h)))
 
 
-def in_place() -> nn.Module:
-    """Adds and activations that write into their input."""
-
-    def forward(m: Any, x: Any) -> Any:
-        x = m.a(x)
-        y = m.b(F.relu(x))  # not in place: x is still needed
-        y += x
-        z = m.c(m.act(y.clone()))
-        z.add_(y)
-        return m.head(torch.flatten(F.relu_(z), 1))
-
-    return made(forward, a=_conv(1), b=_conv(), c=_conv(), act=nn.ReLU(inplace=True), head=nn.Linear(4 * 36, 1))
-
-
 def three_branches() -> nn.Module:
     """Nested and many-armed sums, by the built-in sum, torch.add, and an operator."""
 
@@ -118,7 +104,6 @@ def written_by_hand() -> list[tuple[nn.Module, tuple[int, ...], Network, float, 
         return ConvTranspose(*args, weight_var=WEIGHT_VAR, bias_var=BIAS_VAR, **kwargs)
 
     dense, relu, relu_ = Dense(WEIGHT_VAR, BIAS_VAR), ReLU(), nn.ReLU()
-    residual = Sum(Sequential(relu, conv(3)), Identity())
     arms = Sum(*(Sequential(Elementwise("tanh"), conv(k)) for k in (1, 3, 5)))
     inner = Sum(Identity(), Sequential(cnngp.Erf(), conv(3)))
     outer = Sequential(inner, cnngp.GELU(), conv(3, dilation=2, padding_mode="circular"))
@@ -158,7 +143,6 @@ def written_by_hand() -> list[tuple[nn.Module, tuple[int, ...], Network, float, 
         ),
         (ending(*cropped, left=400), (1, 6, 6), (transposed(3, stride=2, padding=((0, 3), (1, 2))), relu, dense)),
         (ending(_conv(1), *blocks, relu_, left=72), (1, 6, 6), (conv(3), *blocks_net, relu, dense)),
-        (in_place(), (1, 6, 6), (conv(3), residual, residual, relu, dense)),
         (three_branches(), (2, 6, 6), (conv(3), arms, Sum(Identity(), outer), cnngp.Sin(), dense)),
     ]
     return [(module, shape, Sequential(*layers), WEIGHT_VAR, BIAS_VAR) for module, shape, layers in rows]

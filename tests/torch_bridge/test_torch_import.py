@@ -234,9 +234,59 @@ WRITTEN: list[tuple[nn.Module, tuple[int, ...], tuple[Network, ...]]] = [
     ),
     *((ending(nn.Conv2d(2, 8, 2), norm, nn.ReLU(), left=72), (2, 4, 4), (C2, LN_ALL, ReLU(), D)) for norm in OF_ALL),
 ]
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+
+def kept_and_added_to(m: Any, h: Any) -> Any:
+    """A sum in an attribute of the module."""
+    m.kept = h
+    h = m.f(F.relu(h))
+    m.kept += h
+    return m.kept
+
+
+def unused(m: Any, h: Any) -> Any:
+    """What the output does not depend on does not matter."""
+    assert not torch.isnan(h).all().shape
+    m.seen = h.mean(), F.max_pool2d(m.f(h), 2)
+    k = h.clone()
+    k[:, 0] = 0.0
+    return h.type_as(m.f.weight)
+
+
+SHAPE = (1, 4, 4)
+BLOCK = Sequential(Conv(3), Sum(Identity(), Sequential(ReLU(), Conv(3))), ReLU(), Dense())
+TWICE = Sequential(Conv(3, weight_var=4.0), ReLU(), Dense())
+PLAIN = Sequential(Conv(3), ReLU(), Dense())
+CHAIN = Sequential(Conv(3), ReLU(), Conv(3), ReLU(), Dense())
+ARM, FAINT = Sequential(ReLU(), Conv(3)), Sequential(ReLU(), Conv(3, weight_var=0.25))
+# `m.a` made h, `m.f` and `m.g` are convolutions; a ReLU follows.
+WAYS: list[tuple[Callable[[Any, Any], Any], Network]] = [
+    (kept_and_added_to, BLOCK),
+    (unused, PLAIN),
+    (lambda m, h: m.f(F.relu_(h)), CHAIN),
+    (lambda m, h: h.to(memory_format=torch.channels_last), PLAIN),
+    (lambda m, h: h.double().float(), PLAIN),
+    (lambda m, h: h * (h.shape[1] / 4), PLAIN),
+    (lambda m, h: Doubled.apply(h), TWICE),
+    (lambda m, h: torch.add(h, m.f(R(h)), alpha=0.5), Sequential(Conv(3), Sum(Identity(), FAINT), ReLU(), Dense())),
+    (lambda m, h: torch.ops.aten.add(h, m.f(R(h))), BLOCK),
+    (lambda m, h: sum([h, m.f(R(h)), m.g(R(h))]), Sequential(Conv(3), Sum(Identity(), ARM, ARM), ReLU(), Dense())),
+    (lambda m, h: m.f.forward(R(h)), CHAIN),
+    (lambda m, h: m.f(input=R(h)), CHAIN),
+    (lambda m, h: torch.utils.checkpoint.checkpoint(m.f, R(h), use_reentrant=False), CHAIN),
+    (lambda m, h: (h[:].add_(m.f(R(h))), h)[1], BLOCK),
+    (lambda m, h: (h.detach().mul_(2), h)[1], TWICE),
+]
 CASES = [
     *written_by_hand(),
     *((of_four(forward), (4,), net, 1.0, 1.0) for forward, net in FACTORS),
+    *((flow(middle), SHAPE, net, 1.0, 0.0) for middle, net in WAYS),
     *((module, shape, Sequential(*layers), 2.0, 0.0) for module, shape, layers in WRITTEN),
 ]
 
@@ -249,10 +299,6 @@ def test_imported_equals_hand_written(module: nn.Module, shape: Any, net: Networ
 
 
 # ---- names of one memory, and writes in place ------------------------------------------------------------------------
-
-SHAPE = (1, 4, 4)
-BLOCK = Sequential(Conv(3), Sum(Identity(), Sequential(ReLU(), Conv(3))), ReLU(), Dense())
-TWICE = Sequential(Conv(3, weight_var=4.0), ReLU(), Dense())
 
 
 def imported(middle: Callable[[Any, Any], Any]) -> Any:
@@ -323,54 +369,3 @@ def test_every_name_of_a_memory_stands_for_what_was_written(program: list[Any], 
         assert imported(written) == imported(followed)
     else:
         assert taken(written) == taken(followed)
-
-
-class Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-
-def kept_and_added_to(m: Any, h: Any) -> Any:
-    """A sum in an attribute of the module."""
-    m.kept = h
-    h = m.f(F.relu(h))
-    m.kept += h
-    return m.kept
-
-
-PLAIN = Sequential(Conv(3), ReLU(), Dense())
-CHAIN = Sequential(Conv(3), ReLU(), Conv(3), ReLU(), Dense())
-ARM, FAINT = Sequential(ReLU(), Conv(3)), Sequential(ReLU(), Conv(3, weight_var=0.25))
-# `m.a` made h, `m.f` and `m.g` are convolutions; a ReLU follows.
-WAYS: list[tuple[Callable[[Any, Any], Any], Network]] = [
-    (kept_and_added_to, BLOCK),
-    (lambda m, h: h.to(memory_format=torch.channels_last), PLAIN),
-    (lambda m, h: h.double().float(), PLAIN),
-    (lambda m, h: h * (h.shape[1] / 4), PLAIN),
-    (lambda m, h: Doubled.apply(h), TWICE),
-    (lambda m, h: torch.add(h, m.f(R(h)), alpha=0.5), Sequential(Conv(3), Sum(Identity(), FAINT), ReLU(), Dense())),
-    (lambda m, h: torch.ops.aten.add(h, m.f(R(h))), BLOCK),
-    (lambda m, h: sum([h, m.f(R(h)), m.g(R(h))]), Sequential(Conv(3), Sum(Identity(), ARM, ARM), ReLU(), Dense())),
-    (lambda m, h: m.f.forward(R(h)), CHAIN),
-    (lambda m, h: m.f(input=R(h)), CHAIN),
-    (lambda m, h: torch.utils.checkpoint.checkpoint(m.f, R(h), use_reentrant=False), CHAIN),
-    (lambda m, h: (h[:].add_(m.f(R(h))), h)[1], BLOCK),
-    (lambda m, h: (h.detach().mul_(2), h)[1], TWICE),
-]
-
-
-@pytest.mark.parametrize(("middle", "net"), WAYS)
-def test_other_ways_to_write_a_forward(middle: Callable[[Any, Any], Any], net: Network) -> None:
-    assert imported(middle) == net
-
-
-def test_what_the_output_does_not_depend_on_does_not_matter() -> None:
-    def middle(m: Any, h: Any) -> Any:
-        assert not torch.isnan(h).all().shape
-        m.seen = h.mean(), F.max_pool2d(m.f(h), 2)
-        k = h.clone()
-        k[:, 0] = 0.0
-        return h.type_as(m.f.weight)
-
-    assert imported(middle) == Sequential(Conv(3), ReLU(), Dense())
