@@ -46,6 +46,9 @@ def test_the_exact_posterior(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
     low, high = gp.solved().smallest_eigenvalue
     assert low < np.linalg.eigvalsh(A)[0] <= high * (1.0 + 1e-9)
     assert gp.solved().spread == pytest.approx(problem.K[:n, :n].diagonal().mean() - problem.K[:n, :n].mean(), rel=1e-9)
+    size = np.sqrt(problem.K[:n, :n].diagonal())
+    correlation = problem.K[:n, :n] / size / size[:, None] - 2.0 * np.eye(n)
+    np.testing.assert_allclose(gp.novelty(), np.maximum(1.0 - correlation.max(1), 0.0), atol=1e-12)
     likely = problem.exact(amplitude="ml" if problem.groups is None else 1.0).amplitude
     assert problem.groups is not None or likely == pytest.approx((Y * np.linalg.solve(A, Y)).mean(), rel=1e-9)
     best = ((Y - expected) ** 2 / variance[:, None]).mean()  # the amplitude under which these errors are likeliest

@@ -63,7 +63,13 @@ def films(kind: str, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return points[order], film[order], (film % 3)[order]
 
 
-def told(points: np.ndarray, labels: np.ndarray | None, Y: np.ndarray, length: float, groups=None) -> list[str]:
+def one_hot(labels: np.ndarray) -> np.ndarray:
+    return 2.0 * np.eye(labels.max() + 1)[labels] - 1.0
+
+
+def told(points: np.ndarray, y: np.ndarray, length: float, groups=None) -> list[str]:
+    """The warnings about labels (N,) or targets (N, outputs)."""
+    labels, Y = (y, one_hot(y)) if y.ndim == 1 else (None, y)
     gp = ExactGP(rbf(points, length=length), Y, noise=0.01, amplitude=1.0, groups=groups)
 
     def errors(mean: np.ndarray) -> np.ndarray:
@@ -75,10 +81,6 @@ def told(points: np.ndarray, labels: np.ndarray | None, Y: np.ndarray, length: f
     return [str(warning.message) for warning in said]
 
 
-def one_hot(labels: np.ndarray) -> np.ndarray:
-    return 2.0 * np.eye(labels.max() + 1)[labels] - 1.0
-
-
 @pytest.mark.parametrize("kind", ["noisy", "walks", "pairs"])
 @pytest.mark.parametrize("seed", range(3))
 def test_films_are_found_and_named_with_what_they_hide(kind, seed):
@@ -86,12 +88,14 @@ def test_films_are_found_and_named_with_what_they_hide(kind, seed):
     size = np.random.default_rng(seed).uniform(0.5, 2.0, len(points))  # on which nothing depends
     found = near_copies(ExactGP(rbf(points, length=3.0) * np.outer(size, size), one_hot(labels)), labels)
     assert len(np.unique(np.stack([found, film]), axis=1).T) == len(np.unique(film)) == len(np.unique(found))
-    (message,) = told(points, labels, one_hot(labels), 3.0)
+    (message,) = told(points, labels, 3.0)
     assert "groups=" in message
     rows = [int(word.strip(",")) for word in message.split() if word.strip(",").isdigit()][:2]
     assert film[rows[0]] == film[rows[1]]
     targets = np.random.default_rng(seed).standard_normal((len(np.unique(film)), 1))[film]
-    assert "groups=" in told(points, None, targets, 3.0)[0]
+    assert "groups=" in told(points, targets, 3.0)[0]
+    twice = np.r_[np.arange(len(film)), np.arange(len(film))]  # equal images that are groups already count as one
+    assert told(points[twice], labels[twice], 3.0, groups=twice)
 
 
 @pytest.mark.parametrize("dimensions", [1, 2, 3, 5, 30])
@@ -102,27 +106,19 @@ def test_nothing_is_said_of_independent_points(dimensions, n):
         points = rng.uniform(size=(n, dimensions))
         labels = (np.sin(3.0 * points[:, 0]) + 0.3 * rng.standard_normal(n) > 0.5).astype(int)
         labels[:2] = 0, 1
-        assert not told(points, labels, one_hot(labels), 0.3 * np.sqrt(dimensions))
-        assert not told(points, None, np.sin(5.0 * points[:, :1]), 0.3 * np.sqrt(dimensions))
+        assert not told(points, labels, 0.3 * np.sqrt(dimensions))
+        assert not told(points, np.sin(5.0 * points[:, :1]), 0.3 * np.sqrt(dimensions))
 
 
-def test_nothing_is_said_of_classes_that_lie_apart_and_of_near_copies_that_hide_nothing():
+def test_nothing_is_said_of_classes_that_lie_apart_of_copies_in_one_group_and_of_near_copies_that_hide_nothing():
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(4), 30)
-    points = rng.standard_normal((4, 5))[labels] + 0.1 * rng.standard_normal((120, 5))
-    assert not told(points, labels, one_hot(labels), 1.0)
+    assert not told(rng.standard_normal((4, 5))[labels] + 0.1 * rng.standard_normal((120, 5)), labels, 1.0)
+    image = np.r_[np.arange(80), np.arange(60)]
+    points, labels = rng.standard_normal((80, 20))[image], rng.integers(2, size=80)[image]
+    assert not told(points, labels, 3.0, groups=image)
     # other films of the class predict its label as well
     points, _, labels = films("noisy", 0)
     points = 0.3 * points + 5.0 * np.random.default_rng(1).standard_normal((3, 20))[labels]
     assert near_copies(ExactGP(rbf(points, length=3.0), one_hot(labels)), labels) is not None
-    assert not told(points, labels, one_hot(labels), 3.0)
-
-
-def test_equal_images_that_are_groups_already_count_as_one():
-    rng = np.random.default_rng(0)
-    image = np.r_[np.arange(80), np.arange(60)]
-    points, labels = rng.standard_normal((80, 20))[image], rng.integers(2, size=80)[image]
-    assert not told(points, labels, one_hot(labels), 3.0, groups=image)
-    points, film, labels = films("noisy", 1)
-    twice = np.r_[np.arange(len(film)), np.arange(len(film))]
-    assert told(points[twice], labels[twice], one_hot(labels[twice]), 3.0, groups=twice)
+    assert not told(points, labels, 3.0)

@@ -1,6 +1,5 @@
 """Figure 3: its likelihood against quadrature, q(f) and its bound against dense formulas, fits, and a tiny figure."""
 
-import itertools
 import json
 import math
 from dataclasses import replace
@@ -107,16 +106,6 @@ def test_training_comes_close_to_the_true_likelihood_of_the_labels() -> None:
     assert first < last <= truth + 0.01  # the truth's own Monte Carlo error
     assert last > truth - 1.5  # and not far: one label alone costs 0.3 nats, as no Gaussian is cut in half
     assert trace[-1] == pytest.approx(last, abs=0.01)
-
-
-def test_minibatches_estimate_the_bound_without_bias() -> None:
-    _, model, x, y = small_problem(n=12)
-    whole = model.bound(x, y, 12).item()
-    parts = [model.bound(x[list(rows)], y[list(rows)], 12).item() for rows in itertools.combinations(range(12), 3)]
-    assert np.mean(parts) == pytest.approx(whole, rel=1e-12)
-    assert np.std(parts) > 1e-3
-    trace = train(model, x, y, Training(epochs=1, batch_size=3, learning_rate=1e-12))
-    assert trace[0] == pytest.approx(12 * whole, rel=1e-6)
 
 
 def test_a_singular_matrix_is_refused() -> None:

@@ -1,6 +1,5 @@
 """What a search refuses: other studies, damaged files, bad arguments, missing packages."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 
 from cnngp import NetworkError, datasets
-from cnngp.cli import run
 from cnngp.common.errors import DatasetError
 from cnngp.search import Space, StudyError, random_search
 from helpers.searches import DIGITS, SMALL, records_of
@@ -110,11 +108,3 @@ def test_bad_arguments(tmp_path: Path, arguments: dict[str, Any], error: type[Ex
         random_search(**(SMALL | {"data": DIGITS, "study": study} | arguments))
     # What is wrong is found out before anything is made, but for a mistake in a space, which its first draw shows.
     assert study.exists() == isinstance(arguments.get("space"), Space)
-
-
-def test_without_optuna(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(ImportError, match=r"a search needs Optuna: pip install \"cnngp\[search\]\""):
-        random_search(DIGITS, **SMALL)
-    assert run(["search", "--output", str(tmp_path)]) == 1
-    assert capsys.readouterr().err == 'error: a search needs Optuna: pip install "cnngp[search]"\n'
