@@ -12,6 +12,8 @@ from PIL import Image
 
 from cnngp.cli import run
 
+FEW = "classify --network small_cnn --train 40 --test 20"
+
 
 class Said(NamedTuple):
     out: str

@@ -56,36 +56,6 @@ def test_a_store_from_its_plan_to_its_repair(tmp_path: Path, command: Command, r
     assert "K/zarr.json does not fit the matrix: it cannot be read" in refused(f"gram --status {place}")
 
 
-NO_STORES = ["list", "array", "bytes", "folder", "file", "file/inside", "nothing", "''", "memory://nobody/here"]
-NO_STORES += ["nonsense://there/K", "file:///nowhere/K", "zip::nonsense"]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("", "say where the matrix goes"),
-        ("--status nowhere.zarr", "nowhere.zarr does not exist"),
-        ("--status .", "is not a store of cnngp"),
-        ("--store s4://bucket/K", "store='s4://bucket/K' cannot be opened: Protocol not known"),
-        *((f"--status {where}", "") for where in NO_STORES),
-    ],
-)
-def test_what_is_no_store_is_refused_and_left_alone(
-    words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Any
-) -> None:
-    for name, text in (("list", "[]"), ("array", '{"zarr_format": 3, "node_type": "array"}'), ("bytes", "\0\0")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "zarr.json").write_text(text)
-    (tmp_path / "folder" / "zarr.json").mkdir(parents=True)
-    (tmp_path / "file").write_text("x")
-    before = sorted(tmp_path.rglob("*"))
-    monkeypatch.chdir(tmp_path)
-    error = refused(f"gram {words}")
-    assert message in error
-    assert "Please report" not in error
-    assert sorted(tmp_path.rglob("*")) == before
-
-
 def test_all_pictures_of_a_folder_prepared_as_a_fit_prepares_them(
     tmp_path: Path, command: Command, refused: Any
 ) -> None:

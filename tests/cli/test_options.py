@@ -63,19 +63,6 @@ def test_options_are_checked_before_anything_is_read(words: str, message: str, t
         assert (said.err.count("\n"), said.out) == (1, "")
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("predict a b --coverage 90", "Invalid value for '--coverage': 90.0 is not in the range 0.0<x<1.0"),
-        ("view a --port 99999", "Invalid value for '--port': 99999 is not in the range 0<=x<=65535"),
-        ("reproduce table1 --budget x", "Invalid value for '--budget': x: expected a positive number of seconds"),
-        ("gram --preparation loo --store K", "Invalid value for '--preparation': 'loo' is not one of "),
-    ],
-)
-def test_options_of_single_commands_are_checked(words: str, message: str, refused: Any) -> None:
-    assert message in refused(words, 2)
-
-
 def test_every_word_that_an_option_lists_is_taken(tmp_path: Path, refused: Any) -> None:
     """So that the words of the command line stay those of the library."""
     words = [("--preparation", p) for p in (*PREPARATIONS, "loo")] + [("--learn", r) for r in RULES]

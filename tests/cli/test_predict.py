@@ -118,20 +118,3 @@ def test_a_scale_that_files_do_not_have_is_refused(
 )
 def test_how_unusual_an_image_is_in_words(rank: float | None, said: str) -> None:
     assert how_unusual(rank) == (said if rank is None else f"{said} the training images")
-
-
-def test_files_that_are_no_models_or_no_images(classified: Path, tmp_path: Path, refused: Any) -> None:
-    (tmp_path / "half.gp").write_bytes((classified / "model.gp").read_bytes()[:5000])
-    (tmp_path / "empty.gp").write_bytes(b"")
-    picture(tmp_path / "new.jpg", np.zeros((8, 8)))
-    (tmp_path / "broken.png").write_bytes(b"not an image")
-    assert "half.gp is not a whole model file" in refused(f"predict {tmp_path / 'half.gp'} a.png")
-    for name in ("empty.gp", "new.jpg"):
-        error = refused(f"predict {tmp_path / name} a.png")
-        assert error == f"error: {tmp_path / name} is not a cnngp model, but a file of another kind\n"
-    assert "broken.png is not a readable image" in refused(f"predict {classified} {tmp_path / 'broken.png'}")
-    assert refused(f"predict {classified} none.png") == "error: none.png: no such file\n"
-    many = " ".join(f"{i}.png" for i in range(8))
-    assert refused(f"predict {classified} {many}").endswith("; 4.png: no such file; and 3 more\n")
-    for words in (f"predict {tmp_path} new.png", f"view {tmp_path}"):
-        assert f"{tmp_path} is a folder without a model.gp; give a file that `cnngp classify` wrote" in refused(words)

@@ -26,3 +26,9 @@ def contents(store: Path) -> dict[str, Any]:
         return json.loads(path.read_text()) if path.suffix == ".json" else path.read_bytes()
 
     return {str(p.relative_to(store)): of(p) for p in store.rglob("*") if p.is_file() and p.name != ".lock"}
+
+
+def remove_chunks(store: Path) -> None:
+    """So that everything is to be computed again."""
+    for path in store.glob("K/c/*/*"):
+        path.unlink()

@@ -1,7 +1,7 @@
 """Kernel matrices on a Dask cluster of real processes: the same bits, whichever of them join, die, freeze or misfit."""
 
 import functools
-import json
+import gc
 import logging
 import os
 import re
@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,33 +37,49 @@ from cnngp.matrix.cluster import filling
 from cnngp.matrix.images import ImageRows, begin_run, end_run
 from cnngp.matrix.plan import status
 from cnngp.matrix.store.store import opened
+from helpers.stores import remove_chunks
 
 X = np.random.default_rng(0).random((150, 1, 8, 8), dtype=np.float32)
 KERNEL = Kernel(zoo.small_cnn(), device="cpu", threads=1)
 SLOW = Kernel(zoo.resnet(14), device="cpu", threads=1)
 WHOLE = [".lock", "K", "c", "seals", "zarr.json", "zarr.json"]
-TWO = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": logging.CRITICAL}
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Any]:
-    """Two processes with one thread each. A process that dies is replaced."""
-    with LocalCluster(**TWO) as local, Client(local) as made:
-        yield made
+HERE: dict[str, Any] = {"processes": False, "protocol": "tcp://"}
 
 
 @contextmanager
-def cluster_of(workers: int) -> Iterator[Any]:
-    """Workers in this process."""
+def cluster(workers: int = 2, **options: Any) -> Iterator[Client]:
+    """Processes, or with `processes=False` threads of this one, with one thread each. One that dies is replaced.
+
+    A Dask client that was given an address without a port stays half open. If the garbage collector closes it while
+    Dask starts or stops an event loop, it waits for the lock that is held meanwhile: for ten seconds, or for ever. So
+    what tests have left is collected before a loop is started here, and before it is stopped.
+    """
+    gc.collect()
+    options |= {"n_workers": workers, "threads_per_worker": 1, "dashboard_address": ":0"}
     with (
-        dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
-        LocalCluster(**TWO | {"n_workers": workers}, processes=False, protocol="tcp://") as local,
+        dask.config.set({"distributed.comm.timeouts.connect": "1s"} if "processes" in options else {}),
+        LocalCluster(**options, silence_logs=logging.CRITICAL) as local,
+        Client(local, set_as_default=False) as client,
     ):
-        yield local
+        yield client
+        gc.collect()
 
 
-def chunks(place: Path) -> int:
-    return len(list(place.glob("K/c/*/*")))
+@pytest.fixture(scope="module")
+def two_workers() -> Iterator[Client]:
+    with cluster() as made:
+        yield made
+
+
+@pytest.fixture
+def client(two_workers: Client) -> Client:
+    """A process that another test has killed is there again."""
+    two_workers.wait_for_workers(2, timeout=300)
+    return two_workers
+
+
+def chunks(place: Path) -> list[Path]:
+    return list(place.glob("K/c/*/*"))
 
 
 def names(place: Path) -> list[str]:
@@ -73,9 +88,13 @@ def names(place: Path) -> list[str]:
 
 def wait_for_chunks(place: Path, least: int = 12) -> None:
     until = time.monotonic() + 120
-    while chunks(place) < least:
+    while len(chunks(place)) < least:
         assert time.monotonic() < until, "no tiles were written"
         time.sleep(0.005)
+
+
+def close_scheduler(client: Any) -> None:
+    client.cluster.sync(client.cluster.scheduler.close)
 
 
 def when_at_work(place: Path, do: Callable[[], Any]) -> threading.Thread:
@@ -90,9 +109,7 @@ def test_the_matrix_of_a_cluster_is_the_kernels_own(
     """Only what is missing or damaged is computed, also when the matrix grows."""
     place = tmp_path / "K.zarr"
     expected = KERNEL(X)
-    K = gram(KERNEL, X[:100], store=place, tile=32, client=client)
-    assert isinstance(K, zarr.Array)
-    np.testing.assert_array_equal(K[:], expected[:100, :100])
+    np.testing.assert_array_equal(gram(KERNEL, X[:100], store=place, tile=32, client=client)[:], expected[:100, :100])
     (place / "K/c/1/0").unlink()
     (place / "K/c/2/2").write_bytes(b"broken")
     kept = (place / "K/c/0/0").stat().st_mtime_ns
@@ -126,7 +143,6 @@ def test_workers_are_lost(
 ) -> None:
     """Others do the tiles, at once, and those that replace the dead join in."""
     monkeypatch.setattr(clusters, "SILENT_SECONDS", 3.0)
-    client.wait_for_workers(2, timeout=300)
     place = tmp_path / "K.zarr"
     pids = list(client.run(os.getpid).values())[: 2 if how.startswith("all") else 1]
     signum = signal.SIGSTOP if how.endswith("frozen") else signal.SIGKILL
@@ -142,14 +158,13 @@ def test_workers_are_lost(
     if how.endswith("frozen"):
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
-    client.wait_for_workers(2, timeout=300)
 
 
 @pytest.mark.slow
 def test_the_scheduler_dies_and_the_run_goes_on_without_it(tmp_path: Path) -> None:
     place, images = tmp_path / "K.zarr", np.concatenate([X, X + 1, X + 2])
-    with cluster_of(1) as local, Client(local) as client:
-        closing = when_at_work(place, lambda: local.sync(local.scheduler.close))
+    with cluster(1, **HERE) as client:
+        closing = when_at_work(place, lambda: close_scheduler(client))
         gone = r"the scheduler tcp://\S+ is gone; [\d,]+ of 1,653 tiles are there"
         with pytest.raises(ClusterError, match=gone) as caught:
             gram(SLOW, images, store=place, tile=8, client=client)
@@ -170,10 +185,10 @@ def test_the_scheduler_dies_under_solve_and_the_iterations_are_kept(
     def multiply_and_close(self: Any, V: Any) -> Any:
         passes.append(1)
         if len(passes) == 4:
-            local.sync(local.scheduler.close)
+            close_scheduler(client)
         return multiply(self, V)
 
-    with cluster_of(1) as local, Client(local) as client, monkeypatch.context() as m:
+    with cluster(1, **HERE) as client, monkeypatch.context() as m:
         m.setattr(SymmetricMatrix, "multiply", multiply_and_close)
         with pytest.raises(ClusterError, match=r"is gone; iteration \d is kept in .*\. Run it again to continue"):
             solve(place, Y, 1e-4, client=client, device="cpu", rank=5)
@@ -184,7 +199,6 @@ def test_the_scheduler_dies_under_solve_and_the_iterations_are_kept(
 
 @pytest.mark.slow
 def test_solve_on_workers_that_are_killed(client: Client, tmp_path: Path) -> None:
-    client.wait_for_workers(2, timeout=300)
     kernel, Y = Kernel(zoo.dense_nngp(), device="cpu", threads=1), np.random.default_rng(0).standard_normal((150, 2))
     gram(kernel, X, store=tmp_path / "K", tile=16)
     alone = solve(tmp_path / "K", Y, 1e-3, "cg", device="cpu", rank=0)
@@ -192,7 +206,6 @@ def test_solve_on_workers_that_are_killed(client: Client, tmp_path: Path) -> Non
     threading.Timer(0.5, lambda: os.kill(pid, signal.SIGKILL)).start()
     found = solve(tmp_path / "K", Y, 1e-3, "cg", device="cpu", rank=0, client=client)
     np.testing.assert_allclose(found.weights, alone.weights, rtol=1e-6, atol=1e-9)
-    client.wait_for_workers(2, timeout=300)
 
 
 CLIENT = """
@@ -224,8 +237,7 @@ def test_without_the_name_of_its_run_a_worker_writes_nothing(tmp_path: Path, mon
     monkeypatch.setattr("distributed.get_worker", lambda: None)
     place = tmp_path / "K.zarr"
     gram(KERNEL, X, store=place, tile=32)
-    for path in place.glob("K/c/*/*"):
-        path.unlink()
+    remove_chunks(place)
 
     def filled(name: bytes, where: Path = place) -> Any:
         return filling.fill_missing((0, 1), (b"", str(where), name))
@@ -233,7 +245,7 @@ def test_without_the_name_of_its_run_a_worker_writes_nothing(tmp_path: Path, mon
     with opened(place) as store:
         name = begin_run(store, ImageRows(X, KERNEL, "X"), None)
         assert filled(b"another") is None
-        assert chunks(place) == 0
+        assert not chunks(place)
         assert "does not see the store" in str(filled(name, tmp_path / "other"))
         assert not (tmp_path / "other").exists()
         write, read, written = type(store).write, ImageRows.block, []
@@ -260,81 +272,47 @@ def test_without_the_name_of_its_run_a_worker_writes_nothing(tmp_path: Path, mon
 # ---- what does not fit ----------------------------------------------------------------------------------------------
 
 
-def other_engine(on: bool) -> None:
-    import cnngp.kernel.engines.cpu.engine as engine
-
-    engine.VERSION = f"other-{engine.VERSION}" if on else int(engine.VERSION.removeprefix("other-"))
-
-
-def other_version(on: bool) -> None:
-    import cnngp
-
-    cnngp.__version__ = f"{cnngp.__version__}.other" if on else cnngp.__version__.removesuffix(".other")
-
-
-def not_installed(on: bool) -> None:
-    import sys
-
-    if on:
-        sys.modules["hidden"], sys.modules["cnngp"] = sys.modules["cnngp"], None  # type: ignore[assignment]
-    else:
-        sys.modules["cnngp"] = sys.modules.pop("hidden")
-
-
-def engine_fails(on: bool) -> None:
-    """With an error of a package that the client does not have."""
-    import sys
-
-    from cnngp.kernel.engines.cpu.engine import CpuEngine
-
-    if not on:
-        CpuEngine.cross = CpuEngine.kept
-        return
-    module = sys.modules["cupy_of_the_worker"] = types.ModuleType("cupy_of_the_worker")
-    error = type("OutOfMemoryError", (MemoryError,), {"__module__": "cupy_of_the_worker"})
-    module.OutOfMemoryError = error  # type: ignore[attr-defined]
-
-    def fail(*args: Any) -> None:
-        raise error("allocating 8 bytes")
-
-    CpuEngine.kept, CpuEngine.cross = CpuEngine.cross, fail
+# An error of a package that the client does not have.
+FAILS = """
+import sys, types
+from cnngp.kernel.engines.cpu.engine import CpuEngine
+error = type("OutOfMemoryError", (MemoryError,), {"__module__": "cupy_of_the_worker"})
+sys.modules["cupy_of_the_worker"] = types.SimpleNamespace(OutOfMemoryError=error)
+def fail(*args):
+    raise error("allocating 8 bytes")
+CpuEngine.cross = fail
+"""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("pretend", "said"),
+    ("on_worker", "said"),
     [
-        (other_engine, "its engine is cpu-other-"),
-        (other_version, f"it has cnngp {cnngp.__version__}.other, the client {cnngp.__version__}"),
-        (not_installed, "it cannot run cnngp ("),
-        (engine_fails, "OutOfMemoryError: allocating 8 bytes"),
+        ("from cnngp.kernel.engines.cpu import engine\nengine.VERSION = 'other'", "its engine is cpu-other-"),
+        ("import cnngp\ncnngp.__version__ = 'other'", f"it has cnngp other, the client {cnngp.__version__}"),
+        ("import sys\nsys.modules['cnngp'] = None", "it cannot run cnngp ("),
+        (FAILS, "OutOfMemoryError: allocating 8 bytes"),
     ],
 )
 def test_workers_that_do_not_fit_stand_aside(
-    client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture, pretend: Any, said: str
+    on_worker: str, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client.wait_for_workers(2, timeout=300)
-    first, second = client.nthreads()
     place = tmp_path / "K.zarr"
     gram(KERNEL, X, store=place, tile=8)
-    for path in place.glob("K/c/*/*"):
-        path.unlink()
-    client.run(pretend, True, workers=[first])
-    pretending = [first]
-    try:
+    remove_chunks(place)
+    with cluster() as client:
+        first, second = client.nthreads()
+        client.run(exec, on_worker, {}, workers=[first])
         np.testing.assert_array_equal(gram(KERNEL, X, store=place, client=client)[:], KERNEL(X))
         assert caplog.text.count(f"worker {first} takes no part: {said}") == 1
         assert "is gone" not in caplog.text
-        client.run(pretend, True, workers=[second])
-        pretending.append(second)
+        client.run(exec, on_worker, {}, workers=[second])
         (place / "K/c/0/1").unlink()
         with pytest.raises((ClusterError, StoreError)) as refused:
             gram(KERNEL, X, store=place, client=client)
-        assert "\n" not in str(refused.value)
-        assert not (place / "K/c/0/1").exists()
-        assert names(place) == WHOLE
-    finally:
-        client.run(pretend, False, workers=pretending)
+    assert "\n" not in str(refused.value)
+    assert not (place / "K/c/0/1").exists()
+    assert names(place) == WHOLE
 
 
 def test_a_store_that_workers_do_not_see_and_a_client_that_cannot_be_used(client: Client, tmp_path: Path) -> None:
@@ -357,20 +335,20 @@ def test_a_store_that_workers_do_not_see_and_a_client_that_cannot_be_used(client
 def test_no_workers_and_one_that_joins_late(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with cluster_of(0) as local, Client(local, set_as_default=False) as client:
+    with cluster(0, **HERE) as client:
         refused = pytest.raises(ClusterError, match=r"no workers at \S+; start them with `dask worker")
         with monkeypatch.context() as m, refused:
             m.setattr(clusters, "PATIENCE", 0.2)
             gram(KERNEL, X, store=tmp_path / "K", client=client)
         assert caplog.text.count("waiting for one") == 1
-        threading.Timer(1.0, lambda: local.scale(1)).start()
+        threading.Timer(1.0, lambda: client.cluster.scale(1)).start()
         K = gram(KERNEL, X, store=tmp_path / "K", tile=32, client=client)
         np.testing.assert_array_equal(K[:], KERNEL(X))
     assert caplog.text.count("waiting for one") == 2
 
 
 @pytest.mark.slow
-def test_the_command_is_interrupted_and_goes_on(client: Client, tmp_path: Path, capsys: Any) -> None:
+def test_the_command_is_interrupted_and_goes_on(client: Client, tmp_path: Path) -> None:
     place = tmp_path / "K.zarr"
     arguments = ["gram", "--store", str(place), "--scheduler", client.scheduler.address, "--device", "cpu"]
     arguments += ["--network", "resnet14", "--train", "200", "--tile", "8"]
@@ -384,8 +362,7 @@ def test_the_command_is_interrupted_and_goes_on(client: Client, tmp_path: Path, 
     assert errors.count("\n") == 1
     assert re.search(r"interrupted; \d+ of 325 tiles are there and stay valid", errors)
     assert not (place / "images").exists()
-    assert run([*arguments, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["shape"] == [200, 200]
+    assert run(arguments) == 0
     K = zarr.open_array(place, path="K", mode="r")
     np.testing.assert_array_equal(K[:], SLOW(datasets.digits().X[:200]))
 
@@ -395,18 +372,15 @@ def test_a_scheduler_that_is_not_there(tmp_path: Path, capsys: Any, monkeypatch:
         nobody = f"tcp://127.0.0.1:{server.getsockname()[1]}"
     with socket.create_server(("127.0.0.1", 0)) as server:  # takes connections and never says a word
         for address in (nobody, f"tcp://127.0.0.1:{server.getsockname()[1]}"):
-            began = time.monotonic()
             with pytest.raises(ClusterError, match=rf"{address}: no Dask scheduler answers within 0.5 s; expected an"):
                 connect(address, timeout=0.5)
-            assert time.monotonic() - began < 30
     for address in ("somewhere", "http://host:80", "tcp://host", "tcp://host:port"):
         with pytest.raises(ClusterError, match=r"expected an address such as tcp://host:8786\. Start one with"):
             connect(address, timeout=0.5)
+        gc.collect()  # before the next one starts an event loop; see `cluster`
     monkeypatch.setattr("cnngp.cluster.connect", functools.partial(connect, timeout=0.5))
     assert run(["gram", "--store", str(tmp_path / "K"), "--scheduler", nobody]) == 1
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "no Dask scheduler answers" in error
+    assert re.fullmatch(r"error: tcp://\S+: no Dask scheduler answers .*\n", capsys.readouterr().err)
     assert not (tmp_path / "K").exists()
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ImportError, match=r'a cluster needs dask.distributed: pip install "cnngp\[dask\]"'):

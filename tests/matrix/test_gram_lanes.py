@@ -18,6 +18,7 @@ from cnngp.matrix.fill import Lane, fill, lanes
 from cnngp.matrix.images import ImageRows
 from cnngp.matrix.store.store import GramStore
 from helpers import fake_cupy
+from helpers.stores import remove_chunks
 
 NET = Sequential(Conv(3), ReLU(), Dense())
 X = np.random.default_rng(0).random((37, 1, 4, 4), dtype=np.float32)
@@ -26,13 +27,6 @@ X = np.random.default_rng(0).random((37, 1, 4, 4), dtype=np.float32)
 @pytest.fixture
 def kernel() -> Kernel:
     return Kernel(NET, device="cpu", threads=1)
-
-
-def begun(kernel: Kernel, place: Path, tile: int) -> None:
-    """A store without its tiles."""
-    gram(kernel, X, store=place, tile=tile)
-    for path in place.glob("K/c/*/*"):
-        path.unlink()
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
@@ -118,7 +112,8 @@ def three_cards(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("three_cards")
 def test_every_card_of_one_kind_takes_tiles(tmp_path: Path, kernel: Kernel) -> None:
     expected = kernel(X)
-    begun(kernel, tmp_path / "K", tile=4)
+    gram(kernel, X, store=tmp_path / "K", tile=4)
+    remove_chunks(tmp_path / "K")
     engine = kernel.engine_for(X.shape[1:])
     engine.identity = "card"
     kernel.device = "cuda"
@@ -195,7 +190,7 @@ def test_a_store_and_two_lanes_on_a_card(tmp_path: Path) -> None:
     assert isinstance(K, cupy.ndarray)
     np.testing.assert_array_equal(K.get(), kernel(X))
     np.testing.assert_array_equal(gram(kernel, X, store=tmp_path / "K", tile=8)[:], K.get())
-    begun(kernel, tmp_path / "K", tile=8)
+    remove_chunks(tmp_path / "K")
     engine = kernel.engine_for(X.shape[1:])
     pair = [Lane(CudaEngine(engine.program, kernel.dtype, devices=[0]), 0) for _ in range(2)]
     assert all(lane.engine.identity == engine.identity for lane in pair)
