@@ -31,25 +31,20 @@ def test_parts_by_the_names_that_others_give_them(tmp_path: Path) -> None:
 
 
 def test_a_file_without_a_test_set_keeps_a_fifth_or_all_in_order(tmp_path: Path) -> None:
-    X, y = RNG.integers(0, 256, (40, 6, 5), dtype=np.uint8), np.array(["a", "b"])[np.arange(40) % 2]
+    X, rows = RNG.integers(0, 256, (40, 6, 5), dtype=np.uint8), np.arange(40)
+    y, others = np.array(["a", "b"])[rows % 2], {"groups": rows // 3, "noise": rows / 2, "names": rows.astype(str)}
     np.savez(tmp_path / "one.npz", images=X, labels=y)
     data = datasets.load(tmp_path / "one.npz")
     assert data.X.shape == (32, 1, 6, 5)
     assert sorted(data.y_test) == ["a"] * 4 + ["b"] * 4
-    assert data.notes[0].startswith("8 of 40 images, about a fifth of each class, are kept")
+    np.savez(tmp_path / "one.npz", images=X, labels=y, **others)
     whole = datasets.load(tmp_path / "one.npz", whole=True)
     np.testing.assert_array_equal(whole.X[:, 0], X.astype(np.float32) / np.float32(255))
-    np.testing.assert_array_equal(whole.y, y)
+    for found, expected in zip(
+        (whole.groups, whole.image_noise, whole.names, whole.y), (*others.values(), y), strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)  # type: ignore[arg-type]
     assert len(whole.X_test) == len(whole.notes) == 0
-
-
-def test_groups_noise_and_names_in_an_npz(tmp_path: Path) -> None:
-    X, rows = RNG.random((12, 5, 5)), np.arange(12)
-    np.savez(tmp_path / "a.npz", images=X, labels=rows % 2, groups=rows // 3, noise=rows / 2, names=rows.astype(str))
-    data = datasets.load(tmp_path / "a.npz", whole=True)
-    np.testing.assert_array_equal(data.groups, rows // 3)
-    np.testing.assert_array_equal(data.image_noise, rows / 2)
-    np.testing.assert_array_equal(data.names, rows.astype(str))
 
 
 @pytest.mark.parametrize(
