@@ -7,7 +7,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 from hypothesis import strategies as st
 
-from cnngp import Conv, ConvTranspose, Sequential, Step
+from cnngp import Sequential, Step
 from cnngp.network import Network
 from helpers import generator
 from helpers.generator import RELU_LIKE, SMOOTH
@@ -29,18 +29,6 @@ class Drawn:
 
     def among(self, options: Sequence[T]) -> T:
         return self.draw(st.sampled_from(list(options)))
-
-
-@st.composite
-def convolutions(draw: st.DrawFn, axes: int) -> Conv:
-    pick = Drawn(draw)
-    return generator.convolution(pick, generator.shape(pick, axes, 6))
-
-
-@st.composite
-def transposed(draw: st.DrawFn, axes: int) -> ConvTranspose:
-    pick = Drawn(draw)
-    return generator.transposed(pick, generator.shape(pick, axes, 6))
 
 
 @st.composite

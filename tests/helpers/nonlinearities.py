@@ -32,9 +32,7 @@ def _turning_slope(gamma: float) -> Function:
 
 
 PHI: dict[Nonlinearity, Function] = {
-    ReLU(): lambda x, s: np.maximum(x, 0.0),
     ReLU(gain=math.sqrt(2.0)): lambda x, s: math.sqrt(2.0) * np.maximum(x, 0.0),
-    LeakyReLU(0.1): lambda x, s: np.where(x > 0.0, x, 0.1 * x),
     LeakyReLU(-0.5): lambda x, s: np.where(x > 0.0, x, -0.5 * x),
     Abs(): lambda x, s: np.abs(x),
     Step(): lambda x, s: np.heaviside(x, 0.0),
@@ -44,26 +42,20 @@ PHI: dict[Nonlinearity, Function] = {
     Sin(): lambda x, s: np.sin(x),
     Cos(): lambda x, s: np.cos(x),
     Rbf(0.5): lambda x, s: np.sin(x) + np.cos(x),
-    Rbf(0.02): lambda x, s: np.sin(0.2 * x) + np.cos(0.2 * x),
-    NormalizedExp(): _turning(1.0),
     NormalizedExp(4.0): _turning(4.0),
     LayerNorm(): lambda x, s: _normed(x, s, 0.0),
     LayerNorm(eps=0.1): lambda x, s: _normed(x, s, 0.1),
     GELU(): lambda x, s: x * special.ndtr(x),
 }
 SLOPES: dict[Nonlinearity, Function] = {
-    ReLU(): lambda x, s: np.heaviside(x, 0.0),
     ReLU(1.5): lambda x, s: 1.5 * np.heaviside(x, 0.0),
-    LeakyReLU(0.1): lambda x, s: np.where(x > 0.0, 1.0, 0.1),
     LeakyReLU(-0.5): lambda x, s: np.where(x > 0.0, 1.0, -0.5),
     Abs(): lambda x, s: np.where(x > 0.0, 1.0, -1.0),
     SquaredReLU(): lambda x, s: 2.0 * np.maximum(x, 0.0),
     Erf(): lambda x, s: 2.0 / math.sqrt(math.pi) * np.exp(-x * x),
     Sin(): lambda x, s: np.cos(x),
     Cos(): lambda x, s: -np.sin(x),
-    Rbf(0.5): lambda x, s: np.cos(x) - np.sin(x),
     Rbf(2.0): lambda x, s: 2.0 * (np.cos(2.0 * x) - np.sin(2.0 * x)),
-    NormalizedExp(): _turning_slope(1.0),
     NormalizedExp(4.0): _turning_slope(4.0),
     LayerNorm(): lambda x, s: np.full_like(x, 1.0 / s),
     LayerNorm(eps=0.1): lambda x, s: np.full_like(x, 1.0 / math.sqrt(s * s + 0.1)),
