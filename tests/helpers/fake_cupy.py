@@ -1,5 +1,6 @@
-"""Arrays that behave like CuPy's towards NumPy, on the CPU: no NumPy function takes them, and they do not turn into
-NumPy arrays by themselves. What runs on them will not stumble over that on a card.
+"""Arrays that behave like CuPy's towards NumPy, on the CPU: NumPy's functions do not take them, operators do not mix
+them with NumPy's arrays, and they do not become such by themselves. What runs on them does not stumble over that on a
+card.
 """
 
 import sys
@@ -10,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.linalg
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 
-class ndarray:
+class ndarray(NDArrayOperatorsMixin):
     __module__ = "cupy"
+    __hash__ = object.__hash__
 
     def __init__(self, a: Any) -> None:
         self._a = np.asarray(a)
@@ -24,7 +27,11 @@ class ndarray:
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError("Implicit conversion to a NumPy array is not allowed")
 
-    __array_ufunc__ = None
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = (), **options: Any) -> Any:
+        if any(isinstance(a, np.ndarray) and a.ndim for a in (*inputs, *out)):
+            raise TypeError(f"{ufunc.__name__} of a CuPy and a NumPy array")
+        result = getattr(ufunc, method)(*map(_unwrap, inputs), out=_unwrap(out) or None, **options)
+        return out[0] if out else _wrap(result)
 
     def __array_function__(self, function: Any, *_: Any) -> Any:
         raise TypeError(f"numpy.{function.__name__} on a CuPy array")
@@ -55,26 +62,6 @@ class ndarray:
 
     def __bool__(self) -> bool:
         return bool(self._a)
-
-
-def _operator(name: str) -> Any:
-    def apply(self: ndarray, *others: Any) -> Any:
-        if any(isinstance(o, np.ndarray) and o.ndim for o in others):
-            raise TypeError(f"{name} of a CuPy and a NumPy array")
-        result = getattr(self._a, name)(*map(_unwrap, others))
-        if name.startswith("__i") and name != "__invert__":
-            self._a = result
-            return self
-        return _wrap(result)
-
-    return apply
-
-
-for _name in (
-    *("add", "radd", "iadd", "sub", "rsub", "isub", "mul", "rmul", "imul", "truediv", "rtruediv", "matmul", "pow"),
-    *("neg", "gt", "ge", "lt", "le", "invert", "and", "abs"),
-):
-    setattr(ndarray, f"__{_name}__", _operator(f"__{_name}__"))
 
 
 def _wrap(value: Any) -> Any:
