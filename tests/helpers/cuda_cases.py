@@ -110,6 +110,7 @@ NETWORKS: dict[str, Case] = {
     "1-D": of((2, 40), Conv(5, stride=2), R, C, R, D),
     "a long axis": of((1, 700), C, R, D),
     "many rows": of((1, 300, 9), C, R, D),
+    "maps beyond shared memory": of((1, 90, 90), C, R, D),
     "3-D": of((1, 4, 5, 6), C, R, HALF, R, D),
     "wider than a warp": of((1, 9, 40), HALF, R, C, R, D),
     "one location": (zoo.dense_nngp(3, nonlinearity="erf"), (37,)),
@@ -168,7 +169,7 @@ SERIES: dict[str, Case] = {
 }
 EVERY = NETWORKS | POOLED | SHRINKING | GENERAL | SERIES
 _DENSE = {"no operations", "one location", "dense skips", "copies of one place", "series at one location"}
-_WALK = {"1-D", "a long axis", "many rows", "3-D", "wider than a warp", *GENERAL, *SERIES}
+_WALK = {"1-D", "a long axis", "many rows", "maps beyond shared memory", "3-D", "wider than a warp", *GENERAL, *SERIES}
 PATHS = {
     name: "dense" if name in _DENSE else "walk" if name in _WALK else "warp" if name in NETWORKS else "sheets"
     for name in EVERY

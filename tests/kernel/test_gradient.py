@@ -10,7 +10,6 @@ import pytest
 from cnngp import AvgPool, Conv, DataError, Dense, GlobalAvgPool, Identity, Kernel, RangeError, Sequential, Sum, zoo
 from cnngp.kernel.engines.cpu import gradient as cpu_gradient
 from cnngp.kernel.engines.cpu.gradient import CpuGradient
-from cnngp.kernel.engines.cuda.cuda_source import generate_gradient
 from cnngp.kernel.engines.cuda.engine import CudaGradient
 from cnngp.kernel.program.reverse import reverse
 from cnngp.network import Network, reference
@@ -85,7 +84,7 @@ def test_generated_networks(on: str, seed: int, dtype: str) -> None:
 
 
 CHOSEN = {
-    *("transposed", "3-D", "1-D", "dense skips", "copies of one place", "no operations"),
+    *("transposed", "3-D", "1-D", "dense skips", "copies of one place", "no operations", "maps beyond shared memory"),
     *("two pools", "any pool at the end", "sizes that do not halve"),
 }
 NAMES = [name for name in (*cuda_cases.NETWORKS, *cuda_cases.POOLED) if name not in cuda_cases.NO_SLOPE]
@@ -96,13 +95,6 @@ def test_chosen_networks(on: str, name: str) -> None:
     net, shape = cuda_cases.EVERY[name]
     X, G = images(shape, 3, 0), np.random.default_rng(0).normal(size=(3, 3))
     agrees(on, net, X, None, G, "float32" if name in cuda_cases.POOLED else "float64", at_one=True)
-
-
-@engines("", [], [()])
-def test_maps_that_do_not_fit_into_shared_memory(on: str) -> None:
-    net, shape = Sequential(Conv(3), ReLU(), Dense()), (1, 90, 90)
-    assert generate_gradient(reverse(net, shape), "float64").pairs.scratch > 0, "the test is of the other way"
-    agrees(on, net, random_images(2, shape), None, np.ones((2, 2)), "float64")
 
 
 GLOBAL = Sequential(*POOLED.layers[:-1], GlobalAvgPool(), Dense())
