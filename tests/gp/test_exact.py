@@ -92,6 +92,7 @@ def test_one_buffer_is_all_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     ("K", "targets", "options", "message"),
     [
         (np.ones((3, 2)), np.ones((3, 1)), {}, r"shape \(3, 2\); expected \(N, N\)"),
+        (np.ones((0, 0)), np.ones((0, 1)), {}, r"shape \(0, 0\); expected \(N, N\) with N at least 1"),
         (np.eye(3), np.ones((2, 1)), {}, r"shape of the targets is \(2, 1\); expected \(3 points"),
         (np.eye(3), np.full((3, 1), np.nan), {}, "NaN or infinity in the targets"),
         (np.diag([1, np.nan, 1]), np.ones((3, 1)), {}, "kernel matrix contains NaN"),

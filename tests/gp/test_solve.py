@@ -35,12 +35,19 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("relative", [1e-2, 1e-3])
 @pytest.mark.parametrize("method", ["cholesky", "cg"])
-def test_store_path_and_array_are_one_matrix_and_solved_as_by_cholesky(stored: Path, method: Any, relative: float):
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_stores_and_arrays_are_one_matrix_and_solved_as_by_cholesky(
+    stored: Path, device: Any, method: Any, relative: float
+) -> None:
     K, K_test = KERNEL(DIGITS.X), KERNEL(DIGITS.X_test, DIGITS.X).astype(float)
     Y, noise = targets(), relative * float(K.diagonal().mean())
     exact = ExactGP(K, Y, noise=noise).alpha
-    for matrix in (stored, str(stored), zarr.open_array(str(stored), path="K", mode="r"), K):
-        found = solve(matrix, Y, noise, method, device="cpu")
+    matrices = [stored, str(stored), zarr.open_array(str(stored), path="K", mode="r"), K]
+    if device == "cuda":
+        matrices += [pytest.importorskip("cupy").asarray(K)]
+        matrices += [torch.as_tensor(K, device="cuda")] if torch.cuda.is_available() else []
+    for matrix in matrices:
+        found = solve(matrix, Y, noise, method, device=device)
         assert (found.converged, found.method) == (True, method)
         np.testing.assert_allclose(found.weights, exact, atol=1e-6 * np.abs(exact).max())
         difference = np.abs(K_test @ (found.weights - exact)).max()
@@ -49,20 +56,6 @@ def test_store_path_and_array_are_one_matrix_and_solved_as_by_cholesky(stored: P
         residual = np.linalg.norm(K @ found.weights + noise * found.weights - Y, axis=0) / np.linalg.norm(Y, axis=0)
         np.testing.assert_allclose(found.residuals, residual, atol=1e-13)
     assert sorted(p.name for p in stored.parent.iterdir()) == ["K.zarr"]  # no checkpoint is left
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("method", ["auto", "cg", "cholesky"])
-def test_solve_takes_stores_and_tensors_to_a_real_card(stored: Any, method: Any) -> None:
-    cupy = pytest.importorskip("cupy")
-    K = KERNEL(DIGITS.X)
-    exact = ExactGP(K, targets(), noise=0.01).alpha
-    tensors = [torch.as_tensor(K, device="cuda")] if torch.cuda.is_available() else []
-    for matrix in (stored, K, cupy.asarray(K), *tensors):
-        found = solve(matrix, targets(), cupy.asarray(0.01), method, device="cuda")
-        assert found.converged
-        assert isinstance(found.weights, np.ndarray)
-        np.testing.assert_allclose(found.weights, exact, atol=1e-6 * np.abs(exact).max())
 
 
 @pytest.mark.parametrize("chunks", [(80, 80), (80, 100)])
