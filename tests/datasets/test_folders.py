@@ -62,8 +62,9 @@ def test_parts_of_a_split_folder_are_mixed_and_names_stay_with_their_images(tmp_
     data = datasets.load(tmp_path)
     assert sizes(data) == (90, 20, 6)
     small = data.take(30, 10)
-    for X, y, counts in ((small.X, small.y, [10, 20]), (small.X_test, small.y_test, [5, 5])):
+    for y, counts in ((small.y, [10, 20]), (small.y_test, [5, 5])):
         assert np.unique(y, return_counts=True)[1].tolist() == counts
+    for X, y in ((data.X, data.y), (data.X_test, data.y_test)):
         assert (np.diff(shown(X[y == "yes"])) < 0).any()  # nor are the images of a class in the order of their names
     np.testing.assert_array_equal(datasets.load(tmp_path).X, data.X)
     shutil.rmtree(tmp_path / "val")

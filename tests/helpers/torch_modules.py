@@ -65,6 +65,11 @@ class PreActivationBlock(nn.Module):
         return skip + self.conv2(F.relu(self.conv1(h)))
 
 
+def residual_net() -> nn.Module:
+    blocks = (PreActivationBlock(4, 4, 1), PreActivationBlock(4, 8, 2))
+    return ending(_conv(1), *blocks, nn.ReLU(), left=8 * 9)
+
+
 def three_branches() -> nn.Module:
     """Nested and many-armed sums, by the built-in sum, torch.add, and an operator."""
 
@@ -118,7 +123,6 @@ def written_by_hand() -> list[tuple[nn.Module, tuple[int, ...], Network, float, 
     even = (nn.Conv2d(1, 4, 4, padding="same"), relu_, nn.ZeroPad2d((2, 1, 2, 1)), nn.Conv2d(4, 4, 4), relu_)
     padded = (nn.ZeroPad2d((0, 1, 2, 0)), nn.Conv2d(1, 4, 3), relu_, nn.ReflectionPad2d(1), nn.Conv2d(4, 4, 3), relu_)
     cropped = (nn.ConvTranspose2d(1, 4, 3, stride=2), nn.ZeroPad2d((-1, -2, 0, -3)), relu_)
-    blocks = (PreActivationBlock(4, 4, 1), PreActivationBlock(4, 8, 2))
     body = (conv(3), relu, conv(3))
     blocks_net = (
         Sum(Identity(), Sequential(relu, *body)),
@@ -142,7 +146,7 @@ def written_by_hand() -> list[tuple[nn.Module, tuple[int, ...], Network, float, 
             (conv(3, padding=((2, 0), (0, 1))), relu, conv(3, padding_mode="reflect"), relu, dense),
         ),
         (ending(*cropped, left=400), (1, 6, 6), (transposed(3, stride=2, padding=((0, 3), (1, 2))), relu, dense)),
-        (ending(_conv(1), *blocks, relu_, left=72), (1, 6, 6), (conv(3), *blocks_net, relu, dense)),
+        (residual_net(), (1, 6, 6), (conv(3), *blocks_net, relu, dense)),
         (three_branches(), (2, 6, 6), (conv(3), arms, Sum(Identity(), outer), cnngp.Sin(), dense)),
     ]
     return [(module, shape, Sequential(*layers), WEIGHT_VAR, BIAS_VAR) for module, shape, layers in rows]

@@ -14,7 +14,7 @@ from cnngp import Conv, Dense, NetworkError, ReLU, Sequential, Sum, from_torch
 from cnngp.common.arrays import DataError
 from cnngp.torch import check_limit
 from cnngp.torch_bridge.sampling import widen
-from helpers.torch_modules import cnn, ending, flow, made, transposed_net
+from helpers.torch_modules import cnn, ending, flow, made, residual_net, transposed_net
 
 pytestmark = [pytest.mark.usefixtures("one_torch_thread"), pytest.mark.filterwarnings("ignore:from_torch measured")]
 
@@ -67,25 +67,6 @@ def test_false_alarms_are_as_rare_as_promised() -> None:
 # ---- modules: their own forward, redrawn and widened, against the kernel of what was imported ------------------------
 
 
-def normed() -> nn.Module:
-    """Batch norm, a projection, an in-place activation, dilation and a transposed convolution in one."""
-
-    def forward(m, x):
-        h = F.relu(m.norm(m.stem(x)))
-        x = m.proj(h) + m.body(h)
-        return m.head(torch.flatten(F.relu(m.up(F.relu(x))), 1))
-
-    return made(
-        forward,
-        stem=nn.Conv2d(1, 4, 3, padding=1),
-        norm=nn.BatchNorm2d(4, eps=0.5),
-        proj=nn.Conv2d(4, 6, 1, stride=2),
-        body=nn.Sequential(nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.ReLU(True), nn.Conv2d(6, 6, 3, padding=1)),
-        up=nn.ConvTranspose2d(6, 5, 3, stride=2, padding=1, output_padding=1),
-        head=nn.Linear(5 * 16, 2),
-    )
-
-
 def aliased(m: Any, h: Any) -> Any:
     """Another name of h stands for h after it has been added to."""
     k = h.flatten(1)
@@ -94,7 +75,8 @@ def aliased(m: Any, h: Any) -> Any:
 
 
 MODULES: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [
-    *((transposed_net, (1, 6, 6)), (normed, (1, 4, 4)), (lambda: flow(aliased), (1, 4, 4))),
+    *((transposed_net, (1, 6, 6)), (residual_net, (1, 6, 6)), (lambda: flow(aliased), (1, 4, 4))),
+    (lambda: ending(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, eps=0.5), nn.ReLU(True), left=4 * 9), (1, 5, 5)),
     (lambda: cnn(nn.AvgPool2d(3, 2, 1, count_include_pad=False), features=4 * 9), (1, 5, 5)),
     (lambda: cnn(nn.AdaptiveAvgPool2d(1), features=4), (1, 5, 5)),
     (lambda: ending(nn.Linear(5, 8), nn.LayerNorm(8), nn.ReLU(), left=8), (5,)),
@@ -122,9 +104,9 @@ def test_hidden_layers_are_widened_in_proportion_and_the_output_is_what_was_aske
 
 def test_a_wrong_import_is_caught() -> None:
     torch.manual_seed(0)
-    module = normed().eval()
-    wrong = from_torch(module, (1, 4, 4), weight_var={"proj": 2.0})
-    assert check_limit(module, X, network=wrong, samples=300).verdict == "differs"
+    module, images = residual_net(), np.random.default_rng(0).normal(size=(2, 1, 6, 6))
+    wrong = from_torch(module, (1, 6, 6), weight_var={"2.shortcut": 2.0})
+    assert check_limit(module, images, (8, 32), network=wrong, samples=300).verdict == "differs"
 
 
 def test_a_module_that_fixes_its_widths_gets_a_clear_error() -> None:
