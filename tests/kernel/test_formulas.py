@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from cnngp import GELU, Abs, Cos, Elementwise, Erf, LayerNorm, LeakyReLU, NetworkError
-from cnngp.kernel.formulas import FAMILIES, SERIES, Formula, formula
+from cnngp.kernel.formulas import FAMILIES, SERIES, formula
 from cnngp.network import reference
 from cnngp.network.layers import LAYERS, Nonlinearity, NormalizedExp, Rbf, ReLU, Sign, Sin, SquaredReLU, Step
 from cnngp.network.reference import formulas as derivatives
@@ -21,56 +20,39 @@ EACH += [Rbf(0.1), Rbf(7.0), Elementwise("tanh"), Elementwise("softplus"), Norma
 EACH += [LayerNorm(), LayerNorm(eps=0.1), LayerNorm("all"), Sign(), SquaredReLU()]
 
 
-def test_every_nonlinearity_is_tried_here() -> None:
+def test_every_nonlinearity_and_every_family_is_tried_here() -> None:
     kinds = {layer for layer in LAYERS.values() if issubclass(layer, Nonlinearity)}
     assert kinds == {type(layer) for layer in EACH} == set(Nonlinearity.__subclasses__())
+    assert {formula(layer).family for layer in EACH} == set(FAMILIES)
+    for row in map(formula, EACH):
+        if row.family is not SERIES:
+            assert bool(row.no_slope) == (row.family.slope is None) == (row.family.slope_diagonal is None)
+            assert bool(row.no_gradient) == (row.family.parts is None) == (row.family.still is None)
     pytest.importorskip("torch")
     from cnngp.torch_bridge.parts import torch_function
 
     assert all(callable(torch_function(layer)) for layer in EACH)
 
 
-def test_every_family_is_used_and_has_what_its_layers_promise() -> None:
-    assert {formula(layer).family for layer in EACH} == set(FAMILIES)
-    for layer in EACH:
-        row = formula(layer)
-        if row.family is not SERIES:
-            assert bool(row.no_slope) == (row.family.slope is None) == (row.family.slope_diagonal is None)
-            assert bool(row.no_gradient) == (row.family.parts is None) == (row.family.still is None)
-
-
-@dataclass(frozen=True)
-class Row:
-    """A layer's formulas on Python's own numbers, in a map whose unit is no power of two."""
-
-    layer: Nonlinearity
-    unit: float = 0.3
-
-    @property
-    def row(self) -> Formula:
-        return formula(self.layer)
-
-    @property
-    def own(self) -> tuple[float, float, float]:
-        return self.unit * self.row.argument, self.row.alpha, 1e-150
-
-    def pair(self, which: str, K: float, K1: float, K2: float) -> Any:
-        f = self.row.family
-        tables = [f.table(v / self.unit, self.own) for v in (K1, K2)]  # type: ignore[misc]
-        return getattr(f, which)(K / self.unit, *tables, f.constants(self.own[0], self.row.alpha, self.row.beta))
-
-    def alone(self, which: str, K: float) -> Any:
-        return getattr(self.row.family, which)(K / self.unit, self.own)
-
-    @property
-    def factor(self) -> float:
-        return self.row.factor(self.unit)
-
-
+UNIT = 0.3
+"""Of a map's numbers, and no power of two."""
 CLOSED = [layer for layer in EACH if formula(layer).family is not SERIES]
 POINTS = [
     (rho * math.sqrt(K1 * K2), K1, K2) for K1, K2 in ((1.0, 2.0), (0.01, 4.0)) for rho in (-0.9, -0.2, 0.0, 0.6, 0.95)
 ]
+
+
+def on_numbers(layer: Nonlinearity) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """A layer's formulas of pairs, and of an image alone, on Python's own numbers."""
+    row, f = formula(layer), formula(layer).family
+    own = UNIT * row.argument, row.alpha, 1e-150
+    constants = f.constants(own[0], row.alpha, row.beta)
+
+    def pair(which: str, K: float, *variances: float) -> Any:
+        tables = [f.table(v / UNIT, own) for v in variances]  # type: ignore[misc]
+        return getattr(f, which)(K / UNIT, *tables, constants)
+
+    return pair, lambda which, K: getattr(f, which)(K / UNIT, own)
 
 
 def expected(of: Callable[..., Any], layer: Nonlinearity, *numbers: float) -> float:
@@ -79,26 +61,25 @@ def expected(of: Callable[..., Any], layer: Nonlinearity, *numbers: float) -> fl
 
 @pytest.mark.parametrize("layer", CLOSED, ids=repr)
 def test_the_functions_of_a_family_are_those_of_the_reference(layer: Nonlinearity) -> None:
-    row, exact = Row(layer), partial(pytest.approx, rel=1e-11, abs=1e-13)
-    close = partial(pytest.approx, rel=1e-10, abs=1e-12)
-    if row.row.no_slope:
-        with pytest.raises(NetworkError, match="has no tangent kernel"):
-            derivatives.derivative(layer, *(np.ones(1),) * 3)
-    scale = row.factor / row.unit
+    (pair, alone), factor, slopes = on_numbers(layer), formula(layer).factor(UNIT), not formula(layer).no_slope
+    exact, close = (partial(pytest.approx, rel=rel, abs=rel / 100) for rel in (1e-11, 1e-10))
+    scale = factor / UNIT
     for K, K1, K2 in POINTS:
-        assert row.factor * row.pair("value", K, K1, K2) == exact(expected(reference.nonlinearity, layer, K, K1, K2))
-        assert row.factor * row.alone("diagonal", K1) == exact(expected(reference.nonlinearity_diagonal, layer, K1))
-        if row.row.no_slope:
+        assert factor * pair("value", K, K1, K2) == exact(expected(reference.nonlinearity, layer, K, K1, K2))
+        assert factor * alone("diagonal", K1) == exact(expected(reference.nonlinearity_diagonal, layer, K1))
+        if not slopes:
+            with pytest.raises(NetworkError, match="has no tangent kernel"):
+                expected(derivatives.derivative, layer, K, K1, K2)
             continue
         V_dot = expected(derivatives.derivative, layer, K, K1, K2)
-        assert scale * row.pair("slope", K, K1, K2) == close(V_dot)
-        slope, first, second, *_ = row.pair("parts", K, K1, K2)
+        assert scale * pair("slope", K, K1, K2) == close(V_dot)
+        slope, first, second, *_ = pair("parts", K, K1, K2)
         assert scale * slope == close(V_dot)
         for share, K_own, K_other in ((first, K1, K2), (second, K2, K1)):
             by_one = expected(by_variance, layer, K, K_own, K_other)
-            assert scale * share * row.alone("still", K_own)[1] == close(by_one)
-        assert scale * row.alone("slope_diagonal", K1) == close(expected(derivatives.derivative_diagonal, layer, K1))
-        assert scale * row.alone("still", K1)[0] == close(expected(by_own_variance, layer, K1))
+            assert scale * share * alone("still", K_own)[1] == close(by_one)
+        assert scale * alone("slope_diagonal", K1) == close(expected(derivatives.derivative_diagonal, layer, K1))
+        assert scale * alone("still", K1)[0] == close(expected(by_own_variance, layer, K1))
 
 
 @pytest.mark.parametrize("layer", EACH, ids=repr)

@@ -40,7 +40,6 @@ STATED = {
         inspect.getsource(polynomials),
     )
 }
-EACH = pytest.mark.parametrize("name", sorted(STATED))
 
 
 def worst_error(name, values, x):
@@ -63,7 +62,7 @@ def test_every_polynomial_states_its_error_and_has_a_definition_here():
     assert sorted(tables) == sorted(STATED) == sorted(f"{d}_{bits}" for d in DEFINITIONS for bits in (32, 64))
 
 
-@EACH
+@pytest.mark.parametrize("name", sorted(STATED))
 def test_the_polynomial_is_within_its_stated_error(name):
     """Exactly, and by Horner's rule in the working precision, which adds a few roundings."""
     _, a, b = DEFINITIONS[name[:-3]]
