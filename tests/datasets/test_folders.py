@@ -117,7 +117,7 @@ def test_bad_folders(tmp_path: Path) -> None:
 
 def test_what_is_left_out_is_counted_by_kind(tmp_path: Path) -> None:
     save_classes(tmp_path, 4)
-    for file in ("a/notes.txt", "b/notes.txt", "a/README", "a/.DS_Store"):
+    for file in ("a/notes.txt", "b/notes.txt", "README", "a/.DS_Store"):
         (tmp_path / file).write_text("hello")
     (tmp_path / "empty").mkdir()
     Image.new("L", (8, 8)).save(tmp_path / "loose.png")
