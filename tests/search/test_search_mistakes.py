@@ -26,23 +26,21 @@ LACKS = "have labels that its first"
 def test_another_searchs_study_is_refused(tmp_path: Path) -> None:
     study = tmp_path / "s.journal"
     random_search(DIGITS, "paper-cnn", 1, **SMALL, study=study)
-    others: list[tuple[str, dict[str, Any], str]] = [
-        ("paper-residual", {}, r"space: paper-cnn \(version 1\) there, paper-residual"),
-        ("paper-cnn", {"seed": 5}, "seed: 0 there, 5 now"),
-        ("paper-cnn", {"train": 61}, "images: digits, 60 training .* there, digits, 61 training .* now"),
-        ("paper-cnn", {"dtype": "float64"}, "dtype: float32 there, float64 now"),
-        ("paper-cnn", {"kind": "ntk"}, "kind: nngp there, ntk now"),
-    ]
-    for name, changed, message in others:
-        with pytest.raises(StudyError, match=rf"holds another search: .*{message}") as raised:
-            random_search(DIGITS, name, 1, **(SMALL | {"study": study} | changed))
-        assert "held out" not in str(raised.value)
-        assert "content" not in str(raised.value)
     X = DIGITS.X.copy()
     X[:, 0, 0, 0] += 0.5
     moved = datasets.Dataset("digits", X, DIGITS.y, DIGITS.X_test, DIGITS.y_test)
-    with pytest.raises(StudyError, match=r"it has other images, or others of them were held out"):
-        random_search(moved, "paper-cnn", 1, **SMALL, study=study)
+    for changed, message in (
+        ({"space": "paper-residual"}, r"space: paper-cnn \(version 1\) there, paper-residual"),
+        ({"seed": 5}, "seed: 0 there, 5 now"),
+        ({"train": 61}, "images: digits, 60 training .* there, digits, 61 training .* now"),
+        ({"dtype": "float64"}, "dtype: float32 there, float64 now"),
+        ({"kind": "ntk"}, "kind: nngp there, ntk now"),
+        ({"data": moved}, "it has other images, or others of them were held out"),
+    ):
+        with pytest.raises(StudyError, match=rf"holds another search: .*{message}") as raised:
+            random_search(**(SMALL | {"data": DIGITS, "draws": 1, "study": study} | changed))
+        assert ("held out" in str(raised.value)) == ("data" in changed)
+        assert "content" not in str(raised.value)
     assert len(records_of(study)) == 1
 
 
