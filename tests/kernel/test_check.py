@@ -5,7 +5,6 @@ import json
 import os
 import pickle
 import tracemalloc
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,32 +48,27 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[Network]:
     return found
 
 
-def spoiled(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Any], None]) -> None:
-    """Break the CPU engine: its matrices of one set are changed in place."""
+def spoil(monkeypatch: pytest.MonkeyPatch, factor: float, entries: Any = slice(None)) -> None:
+    """Break the CPU engine: some entries of its matrices of one set are multiplied."""
     honest = CpuEngine.symmetric
 
     def wrong(self: CpuEngine, X: Any, *rest: Any) -> Any:
         K = honest(self, X, *rest)
-        spoil(K)
+        K[entries] *= factor
         return K
 
     monkeypatch.setattr(CpuEngine, "symmetric", wrong)
 
 
-def times(factor: float, i: int, j: int) -> Callable[[Any], None]:
-    def spoil(K: Any) -> None:
-        K[i, j] *= factor
-        K[j, i] = K[i, j]
-
-    return spoil
+BOTH = [0, 1], [1, 0]
 
 
-@pytest.mark.parametrize("spoil", [times(1.005, 0, 1), times(1.01, 1, 1), times(np.nan, 0, 1)])
+@pytest.mark.parametrize(("factor", "entries"), [(1.005, BOTH), (1.01, (1, 1)), (np.nan, BOTH)])
 @each_dtype
 def test_a_wrong_engine_is_found_before_the_first_matrix(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, spoil: Callable[[Any], None], dtype: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, factor: float, entries: Any, dtype: str
 ) -> None:
-    spoiled(monkeypatch, spoil)
+    spoil(monkeypatch, factor, entries)
     kernel = Kernel(NET, device="cpu", dtype=dtype)
     told = rf"the engine cpu-\d+-{dtype} computes this network wrongly on images of shape \(1, 6, 6\): it gives .* "
     told += r"where the float64 reference gives .*, Sequential\(Conv\(3, bias_var=0.1\), ReLU\(\), Dense\(\)\)\. "
@@ -249,11 +243,7 @@ def test_stores_and_models_say_that_it_was_done(tmp_path: Path) -> None:
 
 def test_a_fit_reports_entries_that_are_off_by_more_than_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twenty times further off: no alarm, and not hidden either; what the report says: test_certificate.py."""
-
-    def spoil(K: Any) -> None:
-        K *= 1.00002
-
-    spoiled(monkeypatch, spoil)
+    spoil(monkeypatch, 1.00002)
     data = datasets.digits().take(30, 5)
     report = GPClassifier(NET, device="cpu").fit(data.X, data.y).fit_report_
     assert report.kernel_error == pytest.approx(2e-5, rel=0.1)
@@ -265,60 +255,42 @@ def test_a_fit_reports_entries_that_are_off_by_more_than_rounding(monkeypatch: p
 
 # ---- whole images where the reference is quick, otherwise a part of them ---------------------------------------------
 
-WHOLE: list[tuple[Network, tuple[int, ...]]] = [
-    *((net, (1, 28, 28)) for net in (zoo.resnet(32), zoo.convnet(), zoo.residual_cnn())),
-    *((zoo.resnet(32), (3, 32, 32)), (zoo.dense_nngp(), (784,))),
-    (Sequential(Conv(3), ReLU(), Conv(3, stride=2), ReLU(), Dense()), (3, 224, 224)),
-    (Sequential(Conv(3), ReLU(), ConvTranspose(3, stride=2), ReLU(), Dense()), (1, 64, 64)),
+EXACT_SIZE = Sequential(Conv(3), Elementwise("tanh"), Conv(28, padding="valid"))
+STRIDED = Sequential(Conv(3), ReLU(), Conv(3, stride=2), ReLU(), Dense())
+WIDER = Sequential(Conv(3), ReLU(), ConvTranspose(3, stride=2), ReLU(), Dense())
+PARTS: list[tuple[Network, tuple[int, ...], tuple[int, ...]]] = [
+    *((net, (1, 28, 28), (1, 28, 28)) for net in (zoo.resnet(32), zoo.convnet(), zoo.residual_cnn())),
+    *((net, (3, 224, 224), (3, 224, 224)) for net in (STRIDED, Sequential(Conv(3), ReLU(), Dense()))),
+    *((zoo.dense_nngp(), (784,), (784,)), (WIDER, (1, 64, 64), (1, 64, 64))),
+    *((TANH, (1, 28, 28), (1, 4, 4)), (TANH, (1, 3, 400), (1, 3, 4))),  # of the longer side alone
+    # As small a part as the network allows, which is not always a half or a quarter.
+    *((zoo.pooled_cnn("small"), (1, 28, 28), (1, 16, 16)), (zoo.pooled_cnn("large"), (3, 30, 40), (3, 16, 16))),
+    (zoo.pooled_cnn("medium", 2), (3, 48, 64), (3, 32, 32)),
+    # The reference begins with the covariance of every two pixels: 20 GB of them, whatever the stride makes of it.
+    (Sequential(Conv(16, stride=16), ReLU(), GlobalAvgPool(), Dense()), (3, 224, 224), (3, 16, 16)),
+    # Zeros around an image need no memory, though there would be 24³ · 24³ of them here.
+    (Sequential(Conv(11, stride=5, padding=9), ReLU(), GlobalAvgPool(), Dense()), (1, 6, 6, 6), (1, 6, 6, 6)),
+    (Sequential(ConvTranspose(15, padding=9), ReLU(), GlobalAvgPool(), Dense()), (1, 6, 6, 6), (1, 6, 6, 6)),
 ]
 
 
-def test_usual_networks_are_compared_on_whole_images() -> None:
-    assert all(check.is_affordable(*case) for case in WHOLE)
-
-
-def test_slow_references_are_asked_about_a_part_of_the_image() -> None:
-    for shape, crop in (((3, 1, 28, 28), (4, 4)), ((3, 1, 3, 400), (3, 4))):  # of the longer side alone
-        verdict = Kernel(TANH, device="cpu").verify(np.random.default_rng(0).random(shape))
-        assert verdict is not None
-        assert verdict.crop == crop
-    assert "on two images, cropped to 3 × 4, where rounding explains 1e-06" in str(verdict)
-    exact_size = Sequential(Conv(3), Elementwise("tanh"), Conv(28, padding="valid"))
-    verdict = Kernel(exact_size, device="cpu").verify(np.random.default_rng(0).random((3, 1, 28, 28)))
-    assert verdict == check.Verdict(None, 1e-6)
-    assert str(verdict) == "not compared: the float64 reference would take too long on this network"
-
-
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 30, 40), (3, 48, 64), (3, 64, 64)])
-@pytest.mark.parametrize("size", ["small", "medium", "large"])
-def test_the_networks_for_pictures_are_compared(size: Any, shape: tuple[int, ...]) -> None:
-    """On a part of the picture that is as small as the network allows, which is not always a half or a quarter."""
-    net = zoo.pooled_cnn(size, zoo.halvings_for(min(shape[1:])))
-    part = check._affordable(net, shape)
-    assert part is not None
-    net.shapes(part)
-    assert min(part[1:]) >= 16
-
-
-@pytest.mark.parametrize(
-    ("net", "shape", "crop"),
-    [
-        # The reference begins with the covariance of every two pixels: 20 GB of them, whatever the stride makes of it.
-        (Sequential(Conv(16, stride=16), ReLU(), GlobalAvgPool(), Dense()), (3, 224, 224), (16, 16)),
-        # Zeros around an image need no memory, though there would be 24³ · 24³ of them here.
-        (Sequential(Conv(11, stride=5, padding=9), ReLU(), GlobalAvgPool(), Dense()), (1, 6, 6, 6), None),
-        (Sequential(ConvTranspose(15, padding=9), ReLU(), GlobalAvgPool(), Dense()), (1, 6, 6, 6), None),
-    ],
-    ids=["large patches", "wide padding", "wide padding, transposed"],
-)
-def test_the_reference_takes_little_time_and_memory(
-    net: Network, shape: tuple[int, ...], crop: tuple[int, ...] | None
-) -> None:
-    pair = check._cropped(np.random.default_rng(0).random((2, *shape)), (shape[0], *(crop or shape[1:])))
-    assert check._affordable(net, shape) == pair.shape[1:]
+@pytest.mark.parametrize(("net", "shape", "part"), PARTS, ids=lambda value: repr(value)[:50])
+def test_the_reference_takes_little_time_and_memory(net: Network, shape: Any, part: Any) -> None:
+    assert check._affordable(net, shape) == part
+    pair = check._cropped(np.random.default_rng(0).random((2, *shape)), part)
+    assert pair.shape[1:] == part
     tracemalloc.start()
     try:
         check.compare(net, pair, np.zeros((2, 2)), np.dtype("float32"))
         assert tracemalloc.get_traced_memory()[1] < 200e6
     finally:
         tracemalloc.stop()
+
+
+def test_what_was_compared_is_told() -> None:
+    images = np.random.default_rng(0).random((3, 1, 28, 28))
+    told = str(Kernel(TANH, device="cpu").verify(images))
+    assert "on two images, cropped to 4 × 4, where rounding explains 1e-06" in told
+    verdict = Kernel(EXACT_SIZE, device="cpu").verify(images)
+    assert verdict == check.Verdict(None, 1e-6)
+    assert str(verdict) == "not compared: the float64 reference would take too long on this network"
