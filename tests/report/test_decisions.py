@@ -62,7 +62,7 @@ PICTURES, GIVEN = np.random.default_rng(0).random((6, 1, 2, 2)), ["a", "b", "a",
         (PICTURES + 1.0, GIVEN, {}, 2),
     ],
 )
-def test_decisions_follow_their_images_and_those_of_others_are_set_aside(
+def test_decisions_follow_their_images_are_applied_to_them_and_those_of_others_are_set_aside(
     X: np.ndarray, y: list[str], lines: dict[int, str], others: int, tmp_path: Path
 ) -> None:
     path = tmp_path / "d.csv"
@@ -73,6 +73,14 @@ def test_decisions_follow_their_images_and_those_of_others_are_set_aside(
         before, found = path.read_text(), Decisions(path, X, y)
         assert {row: line["decision"] for row, line in found.lines.items()} == lines
         assert len(found.others) == others
+        if others:
+            with pytest.raises(ValueError, match="is about another image or label than those that were given"):
+                apply_decisions(path, X, y)
+        else:
+            left = [row for row in range(len(y)) if lines.get(row) != "drop"]
+            kept, labels = apply_decisions(path, X.astype(np.float32), y)
+            np.testing.assert_array_equal(kept, X[left].astype(np.float32))
+            assert labels.tolist() == ["a" if lines.get(row) == "relabel" else y[row] for row in left]
         with pytest.warns(UserWarning, match=rf"^{others} of 2 .*\.old-{time}$") if others else nullcontext():
             found.set_others_aside()
         assert [int(line["row"]) for line in csv.DictReader(found.text().splitlines())] == sorted(lines)
@@ -163,19 +171,6 @@ def test_any_name_is_written_so_that_every_reader_gets_it_back(tmp_path: Path) -
     assert all(cell[0] not in "=+-@" or cell == "-1" for cell in cells)
 
 
-def test_decisions_are_applied_to_the_images_that_they_are_about(two_decided: Answers) -> None:
-    path, second = two_decided.decisions.path, two_decided.suspects[1]["row"]
-    y = np.asarray(two_decided.model.y_)
-    expected = y.copy()
-    expected[WRONG] = DIGITS.y[WRONG]
-    X, labels = apply_decisions(path, DIGITS.X, y)
-    np.testing.assert_array_equal(labels, np.delete(expected, second))
-    np.testing.assert_array_equal(X, np.delete(DIGITS.X, second, axis=0))
-    order = np.random.default_rng(0).permutation(200)  # in another order and another type
-    _, shuffled = apply_decisions(path, DIGITS.X[order].astype(np.float64), y[order])
-    np.testing.assert_array_equal(shuffled, expected[order[order != second]])
-
-
 def test_numbers_are_decided_about_too(numbers: Answers) -> None:
     first, path = numbers.about()["suspects"][0], numbers.decisions.path
     assert (first["row"], first["given"]) == (WRONG, "30")
@@ -192,15 +187,11 @@ def test_numbers_are_decided_about_too(numbers: Answers) -> None:
         apply_decisions(path, DIGITS.X, numbers.model.y_.astype(int))
 
 
-def test_decisions_are_not_applied_to_other_images_or_labels(two_decided: Answers, tmp_path: Path) -> None:
-    path, y = two_decided.decisions.path, np.asarray(two_decided.model.y_)
-    for X, labels in ((DIGITS.X[:, :, ::-1], y), (DIGITS.X, DIGITS.y)):
-        with pytest.raises(ValueError, match="is about another image or label than those that were given"):
-            apply_decisions(path, X, labels)
-    with pytest.raises(ValueError, match="no such file of decisions"):
-        apply_decisions(tmp_path / "none.csv", DIGITS.X, y)
-    with pytest.raises(ValueError, match="200 images, 100 labels"):
-        apply_decisions(path, DIGITS.X, y[:100])
+def test_decisions_are_applied_from_a_file_to_images_with_labels(tmp_path: Path) -> None:
+    Decisions(tmp_path / "d.csv", PICTURES, GIVEN).decide(4, "drop")
+    for path, y, message in ((tmp_path / "none.csv", GIVEN, "no such file"), (tmp_path / "d.csv", "ab", "6 images, 2")):
+        with pytest.raises(ValueError, match=message):
+            apply_decisions(path, PICTURES, list(y))
 
 
 @pytest.mark.parametrize(

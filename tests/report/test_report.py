@@ -156,7 +156,14 @@ def test_the_page_is_self_contained(text: str, classes: Classes) -> None:
     assert "&lt;zero&gt;" in text
     assert f"&lt;{WRONG}&gt;.png" in text
     assert re.search(r"<zero>|<\d+>\.png", text) is None
-    for said in ("leave-one-out error", "ECE", "Sets instead of classes", "cnngp classify", "Conv(3", "exact kernel"):
+    for said in (
+        "leave-one-out error",
+        "ECE",
+        "Sets instead of classes",
+        "matrix of the test set",
+        "Conv(3",
+        "exact kernel",
+    ):
         assert said in text
 
 
