@@ -42,34 +42,18 @@ def remount(folder: Path, options: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], check=True)
 
 
-class FullStore(zarr.storage.LocalStore):
-    """A disk with room for a given number of chunks."""
-
-    room = 12
-
-    async def set(self, key: str, value: Any) -> None:
-        if "/c/" in f"/{key}":
-            if not self.room:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            self.room -= 1
-        await super().set(key, value)
-
-
-@pytest.mark.parametrize("real", [False, True])
-def test_a_store_that_runs_full_keeps_what_it_has(real: bool, tmp_path: Path, calls: list[int]) -> None:
+def test_a_store_that_runs_full_keeps_what_it_has(tmp_path: Path, calls: list[int]) -> None:
     folder = tmp_path / "disk"
-    place = folder / "K.zarr"
-    with mounted(folder, "size=140k") if real else contextlib.nullcontext():
-        full = r"the disk is full; (\d+) of 28 tiles are there and stay valid\. Free some"
+    with mounted(folder, "size=140k"):
+        full = r"the disk is full; \d+ of 28 tiles are there and stay valid\. Free some"
         with pytest.raises(StoreError, match=full) as caught:
-            gram(KERNEL, X, store=place if real else FullStore(place), tile=TILE)
+            gram(KERNEL, X, store=folder / "K.zarr", tile=TILE)
         assert "\n" not in str(caught.value)
         assert not list(folder.rglob("*.partial"))
-        if real:
-            remount(folder, "size=10m")
+        remount(folder, "size=10m")
         calls.clear()
-        np.testing.assert_array_equal(gram(KERNEL, X, store=place)[:], expected())
-        assert 20 <= len(calls) - 1 <= TILES - 4  # `expected` is the one
+        np.testing.assert_array_equal(gram(KERNEL, X, store=folder / "K.zarr")[:], expected())
+        assert 0 < len(calls) - 1 < TILES  # `expected` is the one
 
 
 def in_memory(store: Path) -> MemoryStore:
@@ -115,23 +99,16 @@ def test_a_read_only_place(kind: str, store: Path, tmp_path: Path, caplog: pytes
 
 @pytest.mark.skipif(SYSTEM_ROOT, reason="root may write anywhere")
 def test_a_folder_without_permission(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    try:
-        with pytest.raises(StoreError, match="cannot be made: Permission denied"):
-            gram(KERNEL, X, store=tmp_path / "K.zarr")
-    finally:
-        tmp_path.chmod(0o700)
+    tmp_path.chmod(0o500)  # pytest deletes it all the same
+    with pytest.raises(StoreError, match="cannot be made: Permission denied"):
+        gram(KERNEL, X, store=tmp_path / "K.zarr")
 
 
 def test_notes_that_cannot_be_written_end_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither a run nor the opening of a matrix that is whole."""
-
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(GramStore, "_update", full)
+    monkeypatch.setattr(GramStore, "_update", fill_the_disk)
     for _ in range(2):
         np.testing.assert_array_equal(gram(KERNEL, X, store=tmp_path / "K", tile=TILE)[:], expected())
     assert "its progress could not be noted (No space left on device)" in caplog.text
@@ -163,6 +140,10 @@ def interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
+def fill_the_disk(*_: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def spoil(place: Path, other: Path) -> Any:
     """A tile that is not finite."""
     return np.full((TILE, TILE), np.nan, np.float32)
@@ -171,6 +152,7 @@ def spoil(place: Path, other: Path) -> Any:
 TAKEN_AWAY = r"K\.zarr was moved, deleted or replaced while it was in use"
 TILES_AT = "0–31, columns 0–31|32–63, columns 64–95|160–191, columns 192–199"  # the tiles that are computed as below
 NOT_FINITE = f"rows ({TILES_AT}) of the kernel came out as NaN or infinite; nothing of it was written"
+FULL = r"K\.zarr: the disk is full; \d+ of 28 tiles are there and stay valid\. Free some space and run the same again"
 INTERRUPTED = r"interrupted; \d+ of 28 tiles are there and stay valid in \S+\. Run it again to continue$"
 
 
@@ -179,6 +161,7 @@ INTERRUPTED = r"interrupted; \d+ of 28 tiles are there and stay valid in \S+\. R
     [
         *((harm, StoreError, TAKEN_AWAY) for harm in (delete, replace, link)),
         (interrupt, KeyboardInterrupt, INTERRUPTED),
+        (fill_the_disk, StoreError, FULL),
         (spoil, StoreError, NOT_FINITE),
         (lose_metadata, None, ""),
     ],

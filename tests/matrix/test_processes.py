@@ -1,4 +1,4 @@
-"""Processes that fill stores are killed, interrupted, or at the same store together; nothing is lost."""
+"""Processes that fill stores wait for one another, are interrupted, or share the work; nothing is lost."""
 
 import errno
 import os
@@ -19,54 +19,6 @@ from cnngp.common import files as locking
 from cnngp.common.errors import StoreError
 from cnngp.matrix.store.store import GramStore, opened
 from helpers.stores import KERNEL, TILE, TILES, X, expected
-
-# Imports once, then forks a child for each attempt: no start-up time between a kill and the next attempt. The parent
-# runs everything on one thread, because threads do not survive a fork.
-VICTIM = """
-import os, random, signal, sys, time
-import numpy as np, tqdm.auto, zarr
-import cnngp.matrix.store.verified, cnngp.matrix.gram
-from cnngp import Dense, Kernel, gram
-folder, seed, rounds, longest = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
-rng = random.Random(seed)
-X = np.random.default_rng(0).random((200, 5))
-kernel = Kernel(Dense(), device="cpu", threads=1)
-kernel(X)
-kills = 0
-for attempt in range(rounds):
-    child = os.fork()
-    if not child:
-        gram(kernel, X[:120] if attempt < rounds // 3 else X, store=folder, tile=16)
-        os._exit(0)
-    time.sleep(rng.uniform(0.0, longest))
-    os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    kills += os.WIFSIGNALED(status)
-    if not os.WIFSIGNALED(status):
-        longest *= 0.6  # it was done first: a fast machine must be killed sooner
-    if os.WIFEXITED(status) and os.WEXITSTATUS(status):
-        sys.exit("a child failed")
-print(kills)
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 12))])
-def test_killed_at_random_moments(seed: int, tmp_path: Path, calls: list[int]) -> None:
-    """While it begins, writes tiles, grows and verifies; then one run that computes just what is missing."""
-    place = tmp_path / "K.zarr"
-    rounds, longest = (24, 0.3) if seed == 1 else (60, 0.04 * seed)
-    command = [sys.executable, "-c", VICTIM, str(place), str(seed), str(rounds), str(longest)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) >= 8
-    with opened(place) as s:
-        missing, grown = len(s.missing()), s.spec.shape == (200, 200)
-    K = gram(KERNEL, X, store=place, tile=16)
-    assert len(calls) == missing or not grown
-    np.testing.assert_array_equal(K[:], expected())
-    assert not list(place.rglob("*.partial"))
-
 
 # A kernel slowed down, so that the test has time to act in the middle; says how many tiles it computed.
 SLOW = """
