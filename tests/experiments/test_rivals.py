@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from experiments.rivals import RivalsPlan, Trained
-from experiments.rivals.exact import Convolutional, Term, choose, exact, terms_of
+from experiments.rivals.exact import Convolutional, Term, exact
 
 from cnngp import GPClassifier, zoo
 from cnngp.paper.results import tables
@@ -68,16 +68,6 @@ def test_exact_rows_are_what_the_estimator_gives(tmp_path: Path) -> None:
     nll = -np.log(P[np.arange(200), np.searchsorted(clf.classes_, DATA.y_test)]).mean()
     assert values["test_nll"] == pytest.approx(nll, rel=1e-4)
     assert values["loo_error"] == pytest.approx(100 * clf.loo_error_)
-
-
-def test_the_convolutional_gp_is_chosen_by_leave_one_out(tmp_path: Path) -> None:
-    among = Convolutional(3, 3, (0.01, 6.0), (8.0,), (0.0, 0.5))
-    choice = choose(Setting(tmp_path, device="cpu"), among, IMAGES, 80)
-    assert len(choice["tried"]) == 4
-    assert choice["best"]["loo_error"] == min(t["loo_error"] for t in choice["tried"])
-    terms = terms_of(among, choice["best"])
-    assert terms[0].network == zoo.conv_gp(3, choice["best"]["gamma"], 3)
-    assert len(terms) == 1 + (choice["best"]["pixel_var"] > 0)
 
 
 def test_a_prior_is_the_weighted_sum_over_all_pairs_of_patches() -> None:

@@ -219,6 +219,7 @@ def test_conformal_sets(seed: int, ties: bool) -> None:
     found = p_values(problem.exact(coded[problem.labels]), K_new, diagonal, problem.labels, by_class)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     np.testing.assert_array_equal(allowed(found, 0.7), expected > 0.3 + 1e-9)
+    assert allowed(found, 0.97).all()  # so few points exclude nothing
 
     # of each of several labels that an image may have
     signs = np.where(problem.rng.random((problem.n, 2)) < 0.4, 1.0, -1.0)
@@ -235,6 +236,7 @@ def test_conformal_intervals(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
     problem, coverage = Problem(seed), (0.6, 0.8)[seed % 2]
     monkeypatch.setattr(conformal, "_ENTRIES", problem.n * 4)  # in pieces
     gp, (K_new, _, diagonal) = problem.exact(), problem.new
+    assert np.isinf(intervals(gp, K_new, diagonal, 0.97)).all()  # so few points exclude nothing
     found = intervals(gp, K_new, diagonal, coverage)
     for x, output in np.ndindex(M, problem.Y.shape[1]):
         low, high = found[x, output]

@@ -9,7 +9,6 @@ import pytest
 
 from cnngp.gp import linalg
 from cnngp.gp.checks import MatrixError
-from cnngp.gp.conformal import allowed, intervals, p_values
 from cnngp.gp.exact import ExactGP, posterior_samples
 from cnngp.gp.linalg import Factor, JitterWarning, NotPositiveDefinite
 from cnngp.gp.selection import chosen
@@ -122,18 +121,6 @@ def test_amplitudes_of_extreme_targets_and_test_matrices_of_another_size() -> No
         assert ExactGP(rbf(X), scale * Y, noise=0.1).amplitude == pytest.approx(gp.amplitude * scale**2)
     with pytest.raises(MatrixError, match=r"shape of K\(test, training\) is \(1, 4\); expected \(test points, 70"):
         gp.mean(np.ones((1, 4)))
-
-
-def test_too_few_points_for_a_coverage_exclude_nothing():
-    rng = np.random.default_rng(0)
-    points, labels = rng.standard_normal((26, 2)), rng.integers(3, size=20)
-    K = rbf(points, length=0.5**0.5)
-    gp = ExactGP(K[:20, :20], 2.0 * np.eye(3)[labels] - 1.0, noise=0.1)
-    new = K[20:, :20], np.ones(6)
-    assert np.isinf(intervals(gp, *new, 0.97)).all()
-    assert allowed(p_values(gp, *new, labels), 0.97).all()
-    with pytest.raises(ValueError, match=r"coverage=90: expected a share between 0 and 1"):
-        intervals(gp, *new, 90)
 
 
 def test_blank_points_are_chosen_last_and_pools_are_checked():

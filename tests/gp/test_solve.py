@@ -68,21 +68,16 @@ def test_a_pass_over_tiles_that_are_square_or_not(chunks: tuple[int, int]) -> No
 
 def test_dependent_and_empty_right_hand_sides() -> None:
     """Two outputs of opposite sign, one of zeros, one alone, more outputs than points, and noise alone."""
-    K = KERNEL(DIGITS.X[:120])
-    y = np.where(DIGITS.y[:120] < 5, 1.0, -1.0)
-    exact = np.linalg.solve(K + 0.01 * np.eye(120), y)
-    several = np.stack([exact, -exact, 0 * exact], 1)
-    few, Y = K[:4, :4], np.random.default_rng(0).normal(size=(4, 7))
-    for matrix, noise, right, expected in (
-        (K, 0.01, np.stack([y, -y, 0 * y], 1), several),
-        (K, 0.01, y, exact),
-        (few, 0.01, Y, np.linalg.solve(few + 0.01 * np.eye(4), Y)),
+    K, y = KERNEL(DIGITS.X[:120]), np.where(DIGITS.y[:120] < 5, 1.0, -1.0)
+    for matrix, Y in (
+        (K, np.stack([y, -y, 0 * y], 1)),
+        (K, y),
+        (K[:4, :4], np.random.default_rng(0).normal(size=(4, 7))),
+        (np.zeros((8, 8)), np.ones(8)),
     ):
-        found = solve(matrix, right, noise, "cg", device="cpu").weights
-        assert found.shape == right.shape
-        np.testing.assert_allclose(found, expected, atol=1e-6)
-    np.testing.assert_allclose(solve(np.zeros((8, 8)), np.ones(8), 2.0, "cg", device="cpu").weights, 0.5)
-    assert not solve(K, several, 0.01, "cg", device="cpu").weights[:, 2].any()
+        found = solve(matrix, Y, 0.01, "cg", device="cpu").weights
+        assert found.shape == Y.shape
+        np.testing.assert_allclose(found, np.linalg.solve(matrix + 0.01 * np.eye(len(matrix)), Y), atol=1e-6)
 
 
 def test_the_preconditioner_is_what_it_says_and_saves_passes() -> None:
