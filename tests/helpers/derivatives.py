@@ -68,28 +68,19 @@ def _carried(net: Layer, V: Covariances, slopes: Slopes, place: str) -> tuple[Co
                 added = added | {name: added[name] + d if name in added else d for name, d in more.items()}
             return total, added
         case Conv() | ConvTranspose() | Dense():
-            moved, K = _all_after(replace(net, bias_var=0.0), slopes), _after(net, V)
+            K, linear = _after(net, V), replace(net, bias_var=0.0)
+            moved = {name: _after(linear, d) for name, d in slopes.items()}
             moved[name_of(place, "weight_var")] = _after(replace(net, weight_var=1.0, bias_var=0.0), V)
             moved[name_of(place, "bias_var")] = K.map(np.ones_like)
             return K, moved
         case Nonlinearity():
             return _nonlinearity(net, V, slopes, place)
         case _:  # linear, without parameters
-            return _after(net, V), _all_after(net, slopes)
+            return _after(net, V), {name: _after(net, d) for name, d in slopes.items()}
 
 
 def _after(net: Layer, V: Covariances) -> Covariances:
     return propagate(net, Maps(V)).K
-
-
-def _all_after(net: Layer, slopes: Slopes) -> Slopes:
-    """All behind a linear layer at once."""
-    parts = [[getattr(d, part) for d in slopes.values()] for part in ("xz", "xx", "zz")]
-    if not slopes:
-        return {}
-    out = _after(net, Covariances(*map(np.concatenate, parts), full=next(iter(slopes.values())).full))
-    split = (np.split(a, len(slopes)) for a in (out.xz, out.xx, out.zz))
-    return {name: Covariances(*of, out.full) for name, *of in zip(slopes, *split, strict=True)}
 
 
 def _nonlinearity(net: Nonlinearity, V: Covariances, slopes: Slopes, place: str) -> tuple[Covariances, Slopes]:
@@ -178,9 +169,7 @@ def by_variance(net: Nonlinearity, K: Array, K1: Array, K2: Array) -> Array:
         case Erf():
             rest = 1.0 + 2.0 * K1 + 2.0 * K2 + 4.0 * np.maximum(K1 * K2 - K * K, 0.0)
             return np.asarray(-4.0 / math.pi * K / (np.sqrt(rest) * (1.0 + 2.0 * K1)))
-        case Sin():
-            return -0.5 * nonlinearity(net, K, K1, K2)
-        case Cos():
+        case Sin() | Cos():
             return -0.5 * nonlinearity(net, K, K1, K2)
         case Rbf():
             return -net.gamma * nonlinearity(net, K, K1, K2)
@@ -204,7 +193,7 @@ def _homogeneous_by_variance(net: Nonlinearity, degree: float, K: Array, K1: Arr
 
 
 def _gelu_by_variance(K: Array, K1: Array, K2: Array) -> Array:
-    """(q K₂(2 + K₁) − (r²/q)(4 + K₁ + K₂ + r²/q²))/(4π(1 + K₁)√P): ∂/∂K₁ of the formula above."""
+    """(q K₂(2 + K₁) − (r²/q)(4 + K₁ + K₂ + r²/q²))/(4π(1 + K₁)√P): ∂/∂K₁ of the closed form."""
     P = (1.0 + K1) * (1.0 + K2)
     r = K / np.sqrt(P)
     q: Array = np.sqrt((1.0 + K1 + K2 + np.maximum(K1 * K2 - K * K, 0.0)) / P)
