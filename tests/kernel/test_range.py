@@ -97,17 +97,38 @@ def test_step_makes_as_much_of_faint_locations_as_of_bright_ones_or_refuses_them
 # ---- constants and pixels at the ends of the range -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("slope", [1e8, 1e19, -1e19, 1e-30])
-def test_steep_slopes(slope: float) -> None:
-    agrees(Sequential(C, LeakyReLU(slope), D), faint(0))
-    agrees(Sequential(C, LeakyReLU(slope), C, R, Dense(1e-30)), faint(0))
+def search_space_network(depth: int, last: float = 8.5) -> Network:
+    """The widest of the paper's search space: 6 × 6 filters, weight_var 8.5, the variance growing 306-fold a layer."""
+    conv = Conv(6, weight_var=8.5, bias_var=7.0, fan_in="channels")
+    return Sequential(*[conv, ReLU(math.sqrt(2.0))] * depth, Dense(last))
 
 
-def test_patches_that_lie_in_the_padding_alone() -> None:
-    """On one pixel a dilated filter meets padding only, so its large factor stands before nothing."""
-    second = Conv(2, dilation=2, bias_var=1e-20)
-    for middle in (second, Sum(second, second)):
-        agrees(Sequential(Conv(1, weight_var=1e30), R, middle, R, Dense(1e20)), normal(3, 1, 1, 1))
+def deep(weight_var: float) -> Network:
+    return Sequential(*[Conv(6, weight_var=weight_var, fan_in="channels"), ReLU(math.sqrt(2.0))] * 30, D)
+
+
+DILATED = Conv(2, dilation=2, bias_var=1e-20)
+EXTREMES: list[tuple[Network, Any, list[str]]] = [
+    *(
+        (Sequential(C, LeakyReLU(slope), *end), faint(0), DTYPES)
+        for slope in (1e8, 1e19, -1e19, 1e-30)
+        for end in ([D], [C, R, Dense(1e-30)])
+    ),
+    # On one pixel a dilated filter meets padding only, so its large factor stands before nothing.
+    *(
+        (Sequential(Conv(1, weight_var=1e30), R, middle, R, Dense(1e20)), normal(3, 1, 1, 1), DTYPES)
+        for middle in (DILATED, Sum(DILATED, DILATED))
+    ),
+    (search_space_network(15), pixels(), DTYPES),  # up to 1e37
+    *((search_space_network(25, last), pixels(), ["float32"]) for last in (1e-30, 1e-40)),  # large only inside
+    # A unit beyond float32 is no hindrance where the value fits.
+    *((deep(v), single(pixels(4, 12) * x), ["float32"]) for v, x in ((1.3, 1e-7), (1e-3, 1e12), (1e-3, 1e7))),
+]
+
+
+@pytest.mark.parametrize(("net", "X", "dtypes"), EXTREMES, ids=lambda x: repr(x)[:60])
+def test_constants_and_values_at_the_ends_of_the_range(net: Network, X: Any, dtypes: list[str]) -> None:
+    agrees(net, X, *dtypes)
 
 
 @pytest.mark.parametrize("net", [D, Sequential(C, R, D)], ids=repr)
@@ -171,20 +192,6 @@ def test_a_leaky_relu_loses_nothing_at_correlation_one_however_deep(
     assert error(K, reference.kernel(net, X)) <= TOLERANCE[dtype]
 
 
-def search_space_network(depth: int, last: float = 8.5) -> Network:
-    """The widest of the paper's search space: 6 × 6 filters, weight_var 8.5, the variance growing 306-fold a layer."""
-    conv = Conv(6, weight_var=8.5, bias_var=7.0, fan_in="channels")
-    return Sequential(*[conv, ReLU(math.sqrt(2.0))] * depth, Dense(last))
-
-
-def test_the_papers_search_space_reaches_1e37() -> None:
-    X = pixels()
-    assert 1e36 < reference.kernel(search_space_network(15), X).max() < 3e38
-    agrees(search_space_network(15), X)
-    for last in (1e-30, 1e-40):  # large only inside
-        agrees(search_space_network(25, last), X, "float32")
-
-
 @given(
     factors=st.lists(st.integers(-12, 12), min_size=4, max_size=12),
     skip=st.booleans(),
@@ -210,12 +217,6 @@ def test_rescaling_by_powers_of_two_changes_no_bit(dtype: str) -> None:
     """The same network with weight variances split differently by powers of two: 2^40 · 2^−40 = 1."""
     split = Sequential(Conv(3, weight_var=2.0**40), R, Conv(3, weight_var=2.0**-40), R, D)
     assert np.array_equal(cpu(TWO, dtype)(pixels()), cpu(split, dtype)(pixels()))
-
-
-@pytest.mark.parametrize(("weight_var", "pixel"), [(1.3, 1e-7), (1e-3, 1e12), (1e-3, 1e7)])
-def test_a_unit_beyond_float32_is_no_hindrance_where_the_value_fits(weight_var: float, pixel: float) -> None:
-    conv = Conv(6, weight_var=weight_var, fan_in="channels")
-    agrees(Sequential(*[conv, ReLU(math.sqrt(2.0))] * 30, D), single(pixels(4, 12) * pixel), "float32")
 
 
 NETWORK_FITS_NOT = "variances of this network are too large or too small for float32"
