@@ -156,21 +156,6 @@ def test_weights_without_noise_are_said_to_do_nothing() -> None:
     np.testing.assert_array_equal(clf.predict_proba(NEW), classifier().fit(X, Y).predict_proba(NEW))
 
 
-# ---- standard deviations ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("outputs", [1, 2])
-def test_a_standard_deviation_is_of_the_function_or_of_a_new_target(outputs: int) -> None:
-    y = np.stack([Y, 10.0 * Y], 1)[:, :outputs] if outputs > 1 else Y.astype(float)
-    reg = GPRegressor(NET, noise=0.5, normalize_y=True, device="cpu").fit(X, y)
-    scale = reg.gp_.amplitude * 0.5 * np.var(y, axis=0)
-    (_, plain), (_, noisy) = (reg.predict(NEW, return_std=True, noise=noise) for noise in (False, True))
-    np.testing.assert_allclose(noisy**2 - plain**2, np.broadcast_to(scale, plain.shape), rtol=1e-6)
-    (_, cov), (_, with_noise) = (reg.predict(NEW, return_cov=True, noise=noise) for noise in (False, True))
-    each = np.eye(len(NEW)) if outputs == 1 else np.eye(len(NEW))[..., None]
-    np.testing.assert_allclose(with_noise - cov, each * scale, atol=1e-9)
-
-
 # ---- gradients -------------------------------------------------------------------------------------------------------
 
 LOPSIDED = Sequential(Conv(3, stride=2, bias_var=0.1), ReLU(), Dense())  # does not commute with mirroring of even sizes

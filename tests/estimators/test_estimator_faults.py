@@ -1,6 +1,7 @@
 """Estimators where something is wrong: with arguments, labels, matrices, a second fit, an addition that is stopped."""
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from cnngp import Conv, Dense, GPClassifier, GPRegressor, Kernel, ReLU, Sequenti
 from cnngp.common import memory
 from cnngp.gp import calibration
 from cnngp.gp.linalg import JitterWarning
-from helpers.estimators import DATA, NET, classifier
+from helpers.estimators import DATA, NET, classifier, reloaded
 
 X, Y, NEW = DATA.X, DATA.y, DATA.X_test
 ROWS = X.reshape(len(X), -1)
@@ -53,6 +54,7 @@ ARGUMENTS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"X": ROWS, "y": Y[:-1]}, "150 images but 149 labels in y"),
     ({}, {"y": np.zeros(150)}, "y holds one class only .*at least two classes"),
     ({}, {"y": X.sum((1, 2, 3))}, "Unknown label type"),
+    ({}, {"y": np.stack([Y, Y], 1)}, "holds more than 0 and 1"),
     ({}, {"y": None}, "requires y to be passed"),
     ({}, {"y": np.where(Y == 3, np.nan, Y)}, rf"y\[{THREE}\] is nan; every image needs a label"),
     ({}, {"y": np.where(Y == 3, None, Y.astype(str))}, rf"y\[{THREE}\] is None; every image needs a label"),
@@ -98,22 +100,28 @@ def test_what_is_refused_before_a_kernel(
         clf.predict(NEW)
 
 
-@pytest.fixture(scope="module")
-def of_matrix() -> GPClassifier:
-    return GPClassifier().fit(K=MATRIX, y=Y)
-
-
-def test_what_is_refused_of_a_fitted_model(fitted: GPClassifier, of_matrix: GPClassifier) -> None:
+def test_what_is_refused_of_a_fitted_model(fitted: GPClassifier, tmp_path: Path) -> None:
+    of_matrix: Any = GPClassifier().fit(K=MATRIX, y=Y)
     kernel = Kernel(NET, device="cpu")
     K, diagonal = kernel(NEW, X), kernel.diag(NEW)
     reg = GPRegressor(NET, noise=0.1, device="cpu").fit(X, np.stack([Y, -Y], 1))
     by_matrix: Any = GPRegressor(noise=0.1).fit(K=MATRIX, y=Y)
-    inducing = GPClassifier(NET, inducing=20, device="cpu").fit(X, Y)
+    inducing, iterative = classifier(inducing=20).fit(X, Y), classifier(solver="cg", noise=0.1).fit(X, Y)
+    by_iteration = GPRegressor(NET, noise=0.1, solver="cg", device="cpu").fit(X, Y)
+    words = classifier().fit(X, Y.astype(str))
     calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
         (fitted.predict, (NEW[:, :, 1:-1, 1:-1],), {}, "images of 1 × 6 × 6, but the model was fitted on 1 × 8 × 8"),
         (fitted.predict, (), {}, "give images X, or K"),
         *((ask, (NEW,), {"K": K}, "X and K were both given") for ask in (fitted.predict, fitted.novelty)),
         (fitted.add, (NEW[:2], [1]), {}, "2 images but 1 labels"),
+        (fitted.add, (NEW[:2], ["3", "5"]), {}, "labels of type <U1; expected those of fit, int64"),
+        (words.add, (NEW[:2], [3, 5]), {}, "labels of type int64; expected those of fit"),
+        (inducing.add, (NEW[:2], [3, 10]), {}, "so it cannot take a new class; fit again"),
+        (iterative.add, (NEW[:2], [3, 10]), {}, "adding a class needs a Cholesky factor"),
+        (iterative.add, (NEW[:2], [3, 3]), {}, "adding images needs a Cholesky factor.*use solver='cholesky'"),
+        (by_iteration.predict, (NEW,), {"return_cov": True}, "covariance between test points needs"),
+        (by_iteration.sample_y, (NEW,), {}, "covariance between test points needs"),
+        (reloaded(iterative, tmp_path).predict_latent, (NEW,), {}, "no kernel matrix, so it gives means and no varia"),
         (fitted.add, (NEW[:2], Y[:2]), {"sample_weight": [1.0, -1.0]}, "sample_weight has -1 among its 2 weights"),
         (fitted.saliency, (NEW, "x"), {}, "'x' is not a class of the model"),
         *((m.most_uncertain, (n,), {}, "expected how many images") for n in (-1, 2.5, "all") for m in (fitted, reg)),
@@ -122,18 +130,8 @@ def test_what_is_refused_of_a_fitted_model(fitted: GPClassifier, of_matrix: GPCl
         (fitted.predict_set, (NEW,), {"coverage": 90}, "coverage=90: expected"),
         (fitted.predict_set, (NEW,), {"coverage": "a"}, "coverage='a': expected"),
         (fitted.predict_set, (NEW,), {"by": "x"}, "by='x': expected"),
-        (
-            inducing.predict_set,
-            (NEW,),
-            {},
-            "a set with a guarantee needs a factor of all images; fit without inducing=",
-        ),
-        (
-            inducing.add,
-            (NEW[:2], Y[:2]),
-            {"sample_weight": [1, 2]},
-            "image_noise or sample_weight needs the exact model",
-        ),
+        (inducing.predict_set, (NEW,), {}, "a set with a guarantee needs a factor of all images; fit without inducing"),
+        (inducing.add, (NEW[:2], Y[:2]), {"sample_weight": [1, 2]}, "sample_weight needs the exact model"),
         (GPClassifier(device="cpu").choose, (2, X), {}, "without labels no recipe can be chosen; name a network"),
         *((reg.sample_y, (NEW, n), {}, "n_samples=.*: expected how many functions, 0 or more") for n in (-1, 1.5, "3")),
         (reg.saliency, (NEW, 2), {}, "output=2: expected the number of one of the 2 outputs"),

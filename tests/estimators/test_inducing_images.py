@@ -1,5 +1,6 @@
 """Inducing images: which are chosen, what is kept of them, and the estimators that use them."""
 
+import re
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -7,47 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.ndimage import gaussian_filter
 from sklearn.base import clone
 
-from cnngp import Conv, Dense, GPClassifier, Kernel, ReLU, Sequential, datasets
+from cnngp import Conv, Dense, GPRegressor, Kernel, ReLU, Sequential, datasets
 from cnngp.datasets.augmentation import shifted
-from cnngp.estimators.inducing import Source, choose
+from cnngp.estimators.inducing import Source, choose, excess
 from cnngp.estimators.kernels import kernel_of
 from cnngp.estimators.recipe import Recipe, Term
 from cnngp.estimators.training_images import Images
-from helpers.estimators import NET, classifier, reloaded
+from helpers.estimators import NET, classifier
 
 RNG = np.random.default_rng(0)
 DATA = datasets.digits().take(400, 150)
-
-
-@pytest.fixture(scope="module")
-def fitted() -> GPClassifier:
-    return classifier(inducing=150).fit(DATA.X, DATA.y)
-
-
-def test_a_classifier_through_inducing_images(fitted: GPClassifier) -> None:
-    exact, subset = (classifier().fit(DATA.X[:n], DATA.y[:n]) for n in (400, 150))
-    score = fitted.score(DATA.X_test, DATA.y_test)
-    assert score >= exact.score(DATA.X_test, DATA.y_test) - 0.04
-    assert score > subset.score(DATA.X_test, DATA.y_test)
-    assert (fitted.fit_report_.images, fitted.fit_report_.method) == (400, "inducing")
-    P = fitted.predict_proba(DATA.X_test)
-    right = P.argmax(1) == DATA.y_test
-    assert abs(P.max(1).mean() - right.mean()) < 0.06
-    # Variances are of the size of the exact ones, and larger where nothing like the image was seen.
-    variance = fitted.predict_latent(DATA.X_test)[1]
-    assert 0.5 < np.median(variance / exact.predict_latent(DATA.X_test)[1]) < 3.0
-    strange = fitted.predict_latent(RNG.random((5, 1, 8, 8)))[1]
-    assert strange.min() > np.median(variance)
-    # Leave-one-out is of images that could not be chosen, and tells the error on others: 100 of them, so ± 3 %.
-    assert len(fitted.loo_rows_) == 100
-    assert not np.isin(fitted.loo_rows_, fitted.inducing_rows_).any()
-    assert abs(fitted.loo_error_ - (1.0 - score)) < 0.05
-    # Of given rows it is of all images, inducing ones too.
-    given = classifier(inducing=np.arange(0, 400, 3)).fit(DATA.X, DATA.y)
-    assert len(given.loo_rows_) == 400
-    assert abs(given.loo_error_ - (1.0 - given.score(DATA.X_test, DATA.y_test))) < 0.03
 
 
 def source(X: np.ndarray, Y: np.ndarray, network: Sequential = NET, store: Any = None) -> Source:
@@ -221,12 +194,99 @@ def test_given_rows_and_images() -> None:
     np.testing.assert_array_equal(means[2], means[0])
 
 
-def test_more_images_and_copies_that_are_made_when_they_are_read(fitted: GPClassifier, tmp_path: Path) -> None:
-    again, score = reloaded(fitted, tmp_path), fitted.score(DATA.X_test[:70], DATA.y_test[:70])
-    again.add(DATA.X_test[:70], DATA.y_test[:70])
-    assert again.fit_report_.images == 470
-    assert again.score(DATA.X_test[:70], DATA.y_test[:70]) >= score
+def test_more_images_and_copies_that_are_made_when_they_are_read() -> None:
+    more = DATA.X_test[:70], DATA.y_test[:70]
+    grown = classifier(inducing=150).fit(DATA.X, DATA.y)
+    score = grown.score(*more)
+    assert grown.add(*more).score(*more) >= score
+    assert grown.fit_report_.images == 470
     copies, labels = shifted(DATA.X[:20], DATA.y[:20])
     lazy = classifier(inducing=50).fit(copies, labels)
     held = classifier(inducing=50).fit(copies[:], labels, groups=copies.groups)
     np.testing.assert_array_equal(lazy.predict_proba(DATA.X_test), held.predict_proba(DATA.X_test))
+
+
+# ---- how far the exact process is ------------------------------------------------------------------------------------
+
+DEEP = Sequential(Conv(3, bias_var=0.1), ReLU(), Conv(3, bias_var=0.1), ReLU(), Dense())
+TRAIN, INDUCING = 1000, 200
+
+
+def drawn(kind: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """1,797 digits in a random order: as they are, with labels that are wrong, or moved and laid over a texture."""
+    rng = np.random.default_rng(seed)
+    digits = datasets.digits()
+    X, y = np.concatenate([digits.X, digits.X_test]), np.concatenate([digits.y, digits.y_test])
+    order = rng.permutation(len(X))
+    X, y = X[order], y[order]
+    if kind == "wrong":
+        y = np.where(rng.random(len(y)) < 0.15, (y + rng.integers(1, 10, len(y))) % 10, y)
+    if kind == "textured":
+        texture = np.stack([gaussian_filter(rng.standard_normal((8, 8)), 0.8) for _ in X])[:, None]
+        texture -= texture.min((2, 3), keepdims=True)
+        texture /= texture.max((2, 3), keepdims=True)
+        X = np.stack([np.roll(x, rng.integers(-1, 2, 2), (1, 2)) for x in X])
+        X = np.maximum(X, 0.7 * texture * (1.0 - X))
+    return X, y
+
+
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
+
+
+@pytest.mark.parametrize("kind", ["plain", "wrong", "textured"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_report_says_how_far_the_exact_process_is(kind: str, seed: int) -> None:
+    X, y = drawn(kind, seed)
+    exact = classifier(DEEP, noise="loo").fit(X[:TRAIN], y[:TRAIN])
+    clf = classifier(DEEP, inducing=INDUCING, random_state=seed).fit(X[:TRAIN], y[:TRAIN])
+    wrong, wrong_exact = (np.asarray(model.predict(X[TRAIN:]) != y[TRAIN:], float) for model in (clf, exact))
+    error, unseen = wrong.mean(), len(wrong)
+    above = (wrong - wrong_exact).mean()
+    uncertainty = (wrong - wrong_exact).std() / np.sqrt(unseen)
+    report = clf.fit_report_
+    assert abs(report.excess - above) < 3.0 * np.hypot(report.excess_uncertainty, uncertainty)
+    # The sentence gives the upper end, in points, and it holds.
+    said = re.search(r"Warning: its error may be up to ([\d.]+) points above", report.verdict)
+    assert said
+    assert float(said[1]) / 100 > above - 2.0 * uncertainty
+    if kind == "textured":
+        assert above > 0.05
+        assert report.excess > 0.03
+    # Leave-one-out of images that could not be chosen is honest: 0.3 points and two standard errors.
+    errors = np.hypot(*(np.sqrt(error * (1 - error) / n) for n in (unseen, len(clf.loo_rows_))))
+    assert abs(clf.loo_error_ - error) < 0.003 + 2.0 * errors
+    assert not np.isin(clf.loo_rows_, clf.inducing_rows_).any()
+    # Variances are of the size of the exact ones.
+    variances = [model.predict_latent(X[TRAIN:])[1] for model in (clf, exact)]
+    assert 0.5 < np.median(variances[0] / variances[1]) < 3.0
+    if kind == "plain":
+        assert abs(clf.predict_proba(X[TRAIN:]).max(1).mean() - (1.0 - error)) < 0.06
+
+
+def test_a_share_of_the_error_with_what_chance_adds() -> None:
+    small, exact, right = np.arange(100) < 20, np.arange(100) < 15, np.zeros(100)
+    above, uncertainty = excess(1.0 * small, 1.0 * exact, 0.04, of=1000)
+    assert above == pytest.approx(0.01)  # a quarter of the error
+    likely, own = (40 + 1) / 1002, np.sqrt(0.05 * 0.95) / 10
+    assert uncertainty == pytest.approx(np.hypot(own * likely / 0.2, 0.25 * np.sqrt(likely * (1 - likely) / 1000)))
+    # No image wrong of a hundred is not an error of 0, and better than the exact process is chance.
+    assert excess(1.0 * small, 1.0 * exact, 0.0, of=100)[1] > 0.0
+    assert excess(1.0 * exact, 1.0 * small, 0.05, of=100)[0] == 0.0
+    assert excess(right, right, 0.05, of=100) == (0.0, 0.0)
+
+
+def test_where_it_is_measured_and_where_not() -> None:
+    X, y = drawn("plain", 1)
+    rows = np.arange(0, 400, 8)
+    given = classifier(DEEP, inducing=rows).fit(X[:400], y[:400])
+    assert given.fit_report_.excess is not None
+    assert len(given.loo_rows_) == 400  # of given rows, leave-one-out is of all images
+    given.add(X[400:420], y[400:420])
+    assert given.fit_report_.excess is None  # of other images than those it was measured on
+    own = classifier(DEEP, inducing=X[1000:1050]).fit(X[:400], y[:400])
+    few = classifier(DEEP, inducing=30).fit(X[:100], y[:100])
+    every = classifier(DEEP, inducing=300).fit(X[:300], y[:300])
+    numbers = GPRegressor(DEEP, inducing=50, device="cpu").fit(X[:400], y[:400])
+    for model in (own, few, every, numbers):
+        assert model.fit_report_.excess is None
+        assert "exact process of all" not in model.fit_report_.verdict

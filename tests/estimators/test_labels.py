@@ -7,9 +7,8 @@ import pytest
 
 from cnngp import GPClassifier, GPRegressor, datasets
 from cnngp.common.arrays import DataError
-from cnngp.estimators.labels import Calibration, at_best_temperature, moderated_scores, probabilities, read_labels
+from cnngp.estimators.labels import read_labels
 from cnngp.gp import calibration
-from cnngp.gp.checks import MatrixError
 from helpers.estimators import NET, classifier
 
 DATA = datasets.digits().take(200, 60)
@@ -74,15 +73,6 @@ def noisy(y: Any, share: float = 0.3, classes: int = 10, seed: int = 0) -> Any:
     return np.where(rng.random(len(y)) < share, rng.integers(classes, size=len(y)), y)
 
 
-def with_one_temperature(clf: GPClassifier, X: Any) -> Any:
-    """Probabilities without random labels, and one temperature for all questions."""
-    left = clf.gp_.leave_one_out()
-    moderated = clf._calibration.moderated
-    scores = moderated_scores(clf._coding, left.mean, left.variance if moderated else np.zeros(len(left.mean)))
-    shared = Calibration(at_best_temperature(scores, clf._coding.codes(left.targets))[0], 0.0, moderated)
-    return probabilities(clf._coding, *clf._moments(X, None, None), shared)
-
-
 @pytest.mark.parametrize("options", [{}, {"kind": "ntk"}, {"inducing": 100}])
 def test_probabilities_with_random_labels_are_honest(options: dict[str, Any]) -> None:
     data = datasets.digits().take(250, 500)
@@ -90,9 +80,7 @@ def test_probabilities_with_random_labels_are_honest(options: dict[str, Any]) ->
     clf = classifier(noise="loo", **options).fit(data.X, y)
     assert 0.15 < clf.label_noise_ < 0.45
     P = clf.predict_proba(data.X_test)
-    now, timid = (calibration.scores(Q, y_test) for Q in (P, with_one_temperature(clf, data.X_test)))
-    assert now.ece < 0.08 < timid.ece
-    assert now.nll < timid.nll - 0.03
+    assert calibration.scores(P, y_test).ece < 0.08
     if len(clf.loo_rows_) == len(y):  # through inducing images there are too few for bins
         assert calibration.scores(clf.loo_probabilities_, y).ece < 0.08
     np.testing.assert_array_equal(P.argmax(1), clf.predict(data.X_test))
@@ -136,9 +124,7 @@ def test_each_of_several_labels_has_a_temperature_and_noise_of_its_own() -> None
     assert np.shape(clf.temperature_) == np.shape(clf.label_noise_) == (3,)
     assert clf.label_noise_[0] == 0.0 < 0.1 < clf.label_noise_[1]
     P, truth = clf.predict_proba(data.X_test), labels(data.y_test)
-    now, then = (-np.log(np.where(truth, Q, 1 - Q)).mean(0) for Q in (P, with_one_temperature(clf, data.X_test)))
-    assert now.sum() < then.sum() - 0.03
-    assert now[2] < 0.75
+    assert -np.log(np.where(truth, P, 1 - P)).mean(0)[2] < 0.75
 
 
 def test_several_labels_an_image() -> None:
@@ -155,8 +141,6 @@ def test_several_labels_an_image() -> None:
     assert len(clf.add(DATA.X_test, truth).X_) == 260
     with pytest.raises(DataError, match=r"y has shape \(60, 2\), unlike the labels of fit"):
         clf.add(DATA.X_test, truth[:, :2])
-    with pytest.raises(DataError, match="holds more than 0 and 1"):
-        classifier().fit(DATA.X, TWO * 2)
 
 
 # ---- new classes -----------------------------------------------------------------------------------------------------
@@ -174,31 +158,6 @@ def test_new_classes_come_as_if_they_had_been_there(new: tuple[int, ...]) -> Non
     np.testing.assert_array_equal(grown.y_, whole.y_)
     np.testing.assert_allclose(grown.predict_proba(DATA.X_test), whole.predict_proba(DATA.X_test), atol=1e-9)
     assert grown.loo_error_ == whole.loo_error_
-
-
-def test_a_class_that_cannot_be_added_leaves_the_model_as_it_was() -> None:
-    old = DATA.y < 9
-    for options, told in (
-        ({"inducing": 40}, "so it cannot take a new class; fit again"),
-        ({"solver": "cg"}, "adding a class"),
-    ):
-        clf = classifier(noise=1e-2, **options).fit(DATA.X[old], DATA.y[old])
-        before = clf.predict_proba(DATA.X_test)
-        with pytest.raises(MatrixError, match=told):
-            clf.add(DATA.X[~old], DATA.y[~old])
-        np.testing.assert_array_equal(clf.predict_proba(DATA.X_test), before)
-
-
-def test_labels_of_another_kind_are_not_added() -> None:
-    words = np.array(list("abcdefghij"))[DATA.y]
-    for y, other, told in (
-        (DATA.y, ["3", "5"], "<U1; expected those of fit, int64"),
-        (words, [3, 5], "int64; expected"),
-    ):
-        with pytest.raises(DataError, match=f"labels of type {told}"):
-            classifier().fit(DATA.X, y).add(DATA.X_test[:2], other)
-    grown = classifier().fit(DATA.X, words).add(DATA.X_test[:2], np.array(["a", "b"], dtype=object))
-    assert grown.fit_report_.images == 202
 
 
 # ---- noise of single images; weights are in test_conventions ---------------------------------------------------------
@@ -226,6 +185,7 @@ def test_labels_of_any_kind() -> None:
         clf = classifier().fit(DATA.X, y)
         assert set(clf.predict(DATA.X_test)) <= set(names)
         assert clf.score(DATA.X_test, names[DATA.y_test]) > 0.8
+    assert clf.add(DATA.X_test[:2], np.array(["one", "two"], dtype=object)).fit_report_.images == 202
     assert classifier().fit(DATA.X, DATA.y % 2 == 0).predict(DATA.X_test).dtype == bool
     for labels in ([3, 1, 3, 2], [True, False, True, True]):
         read = read_labels(np.array(labels, dtype=object))
