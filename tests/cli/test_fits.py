@@ -13,12 +13,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cnngp import GPClassifier, GPRegressor, Kernel, datasets, zoo
-from cnngp.cli.gram import tell_cost
-from cnngp.cli.output import speaking
+from cnngp import GPClassifier, GPRegressor, datasets, zoo
 from cnngp.common import files
 from cnngp.common.tables import csv_cell, printable, read_csv
-from cnngp.estimators import Recipe, Term
+from cnngp.estimators import Recipe
 from cnngp.report import apply_decisions
 from cnngp.report.answers import Answers
 
@@ -149,25 +147,6 @@ def test_a_full_disk_is_an_error_that_names_the_file(
 # ---- what is chosen, and how long it takes ---------------------------------------------------------------------------
 
 
-def test_only_long_work_is_measured_and_only_hours_are_warned_of(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    X = np.random.default_rng(0).random((8, 1, 8, 8)).astype(np.float32)
-    kernel = Kernel(zoo.small_cnn(), device="cpu", threads=1)
-    told = {}
-    with speaking():  # with the options of no other
-        for rate, pairs in ((1000.0, 28), (1000.0, 600_000_000), (1e6, 600_000_000)):
-            monkeypatch.setattr("cnngp.matrix.tile_size.measured_rate", lambda rows, side, rate=rate: rate)
-            tell_cost(kernel, X, pairs)
-            told[rate, pairs] = "".join(capsys.readouterr())
-    short, hours, minutes = told.values()
-    assert short == ""
-    assert "about 166 h 40 min for the kernels of 600,000,000 pairs" in hours
-    assert "more than an hour" in hours
-    assert "about 10 min for" in minutes
-    assert "hour" not in minutes
-
-
 def test_classify_says_and_repeats_what_it_chooses(tmp_path: Path, command: Command) -> None:
     words = f"classify --train 60 --test 20 --output {tmp_path}"
     said = command(words)
@@ -184,21 +163,6 @@ def test_classify_says_and_repeats_what_it_chooses(tmp_path: Path, command: Comm
     assert Recipe.from_json(json.dumps(found["recipe"])) == clf.recipe_
     assert found["test_error"] == pytest.approx(1.0 - same.score(data.X_test, data.y_test))
     assert "--recipe" in (tmp_path / "report.html").read_text()
-
-
-def test_gram_computes_the_matrices_of_a_recipe_and_a_fit_uses_them(tmp_path: Path, command: Command) -> None:
-    recipe = Recipe([Term("small_cnn", symmetry="flip"), Term("dense_nngp", preparation="zca")], noise=0.1)
-    (tmp_path / "r.json").write_text(recipe.to_json())
-    data = datasets.digits().take(40, 10)
-    store = tmp_path / "store"
-    words = f"gram --recipe {tmp_path / 'r.json'} --train 40 --store {store} --json"
-    terms = command(words).json["terms"]
-    assert {Path(t["store"]).name for t in terms} == {t.store_name for t in recipe.terms}
-    stored = GPClassifier(recipe, store=store, device="cpu").fit(data.X, data.y)
-    plain = GPClassifier(recipe, device="cpu").fit(data.X, data.y)
-    assert {p.name for p in store.glob("term-*")} == {t.store_name for t in recipe.terms}
-    np.testing.assert_array_equal(stored.loo_probabilities_, plain.loo_probabilities_)
-    assert "leave out --preparation" in command(f"{words} --preparation edges", 1).err
 
 
 # ---- images of one's own ---------------------------------------------------------------------------------------------

@@ -3,11 +3,8 @@
 from pathlib import Path
 from typing import Any, get_args
 
-import numpy as np
 import pytest
-import zarr
 
-from cnngp import Kernel, zoo
 from cnngp.cli.options import of_command
 from cnngp.common.devices import Device
 from cnngp.datasets.images import Aspect
@@ -104,27 +101,6 @@ def test_commands_take_the_options_that_they_advise(name: str, tmp_path: Path, c
     assert "left out 1 file: 1 not readable" in printed
 
 
-def test_gram_of_a_folder_is_of_all_its_pictures(tmp_path: Path, command: Command) -> None:
-    """And `classify --test 0` finds the matrix there."""
-    store = tmp_path / "K.zarr"
-    common = f"--data {slanted(tmp_path / 'a', broken=True)} --skip-bad --network small_cnn --store {store}"
-    printed = command(f"gram {common}").out
-    assert "24 images of " in printed
-    assert "kept for testing" not in printed
-    assert zarr.open_array(str(store), path="K", mode="r").shape == (24, 24)
-    command(f"classify {common} --test 0 --no-model --output {tmp_path / 'out'}")
-
-
-def test_gram_of_a_file_has_its_rows_in_order(tmp_path: Path, command: Command) -> None:
-    signals(tmp_path / "s.npz")
-    data = f"--data {tmp_path / 's.npz'} --input-shape 1,32 --device cpu"
-    command(f"gram {data} --network small_cnn --store {tmp_path / 'K.zarr'}")
-    with np.load(tmp_path / "s.npz") as file:
-        K = Kernel(zoo.small_cnn(), device="cpu")(file["X"].astype(np.float32), progress=False)
-    np.testing.assert_array_equal(zarr.open_array(str(tmp_path / "K.zarr"), path="K", mode="r")[:], K)
-    command(f"search {data} --draws 1 --output {tmp_path / 'out'}")
-
-
 @pytest.mark.parametrize("flat", [False, True])
 def test_signals_from_a_file(flat: bool, tmp_path: Path, command: Command, refused: Any) -> None:
     words = f"classify --data {signals(tmp_path / 's.npz', flat)} --output {tmp_path / 'out'}"
@@ -133,15 +109,3 @@ def test_signals_from_a_file(flat: bool, tmp_path: Path, command: Command, refus
     assert said.line("data") == "s: 48 training, 12 test images of 1 × 32"
     assert said.json["test_error"] <= 0.1
     assert "Most uncertain" in (tmp_path / "out" / "report.html").read_text()  # with pictures of curves
-
-
-def test_gram_prepares_images_as_a_fit_does_and_says_what_is_there(
-    tmp_path: Path, command: Command, refused: Any
-) -> None:
-    same = f"--network small_cnn --preparation contrast --train 60 --store {tmp_path / 'K.zarr'}"
-    assert "continues" not in command(f"gram {same} --tile 20").out
-    next((tmp_path / "K.zarr" / "K" / "c").glob("1/2")).unlink()
-    assert command(f"gram {same}").line("continues") == "5 of 6 tiles are there already"
-    fit = f"classify {same} --test 20 --no-model --output {tmp_path / 'out'}"
-    command(fit)
-    assert "This fit prepares its images, by 'edges'" in command(f"{fit} --preparation edges", 1).err

@@ -2,7 +2,6 @@
 
 import gzip
 import os
-import struct
 import sys
 import tarfile
 from pathlib import Path
@@ -13,12 +12,9 @@ import pytest
 from cnngp import datasets
 from cnngp.common.errors import DatasetError
 from cnngp.datasets import sets
+from helpers.idx_files import idx
 
 HAS_MNIST = bool(os.environ.get("CNNGP_DATA")) and (Path(os.environ["CNNGP_DATA"]) / "mnist").is_dir()
-
-
-def idx(array: np.ndarray) -> bytes:
-    return b"\x00\x00\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
 @pytest.fixture
@@ -48,15 +44,6 @@ def rows(X: np.ndarray) -> np.ndarray:
     return np.rint(X[:, 0, 0, 0] * 255 * 256 + X[:, 0, 0, 1] * 255).astype(int)
 
 
-def test_digits() -> None:
-    data = datasets.load("digits")
-    assert data.X.shape == (1297, 1, 8, 8)
-    assert data.X.dtype == np.float32
-    assert (data.X.min(), data.X.max()) == (0.0, 1.0)
-    assert len(data.X_test) == len(data.y_test) == 500
-    np.testing.assert_array_equal(data.X, datasets.digits().X)
-
-
 def test_original_files_and_the_papers_split(fashion: Path) -> None:
     data = datasets.fashion_mnist()
     assert data.X_test.shape == (10_000, 1, 28, 28)
@@ -66,8 +53,6 @@ def test_original_files_and_the_papers_split(fashion: Path) -> None:
     np.testing.assert_array_equal(rows(paper.X), np.arange(5_000, 55_000))
     assert paper.X_validation is not None
     np.testing.assert_array_equal(rows(paper.X_validation), np.r_[55_000:60_000, 0:5_000])
-    with pytest.raises(DatasetError, match="the paper's split needs 60,000 training images"):
-        datasets.load("digits", split="paper")
 
 
 def test_damaged_files_are_refused(fashion: Path) -> None:
@@ -150,6 +135,7 @@ def test_real_mnist() -> None:
         (".", {"input_shape": (1, 8, 8)}, r"input_shape \(--input-shape\) is for \.npz files"),
         (".", {"columns": "a"}, r"columns \(--columns\) is for tables of image files"),
         ([], {"size": 16}, r"size \(--size\) is for folders and tables of image files, and list is none"),
+        ("digits", {"split": "paper"}, "the paper's split needs 60,000 training images"),
         ("digits", {"split": "half"}, "split='half': expected 'standard' or 'paper'"),
     ],
 )

@@ -1,8 +1,8 @@
 """Folders of photographs: what is read, what is left out and said to be, sizes and proportions."""
 
+import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +15,19 @@ from cnngp.datasets.folders_and_tables import image_files
 
 from .conftest import RNG, save_classes, save_images
 
+LEVELS = {"yes": 0, "no": 100}
 
-def grey(folder: Path, level: int, n: int) -> None:
-    """Images that tell their own class and number."""
-    folder.mkdir(parents=True)
-    for i in range(n):
-        Image.fromarray(np.full((4, 4), level + i, np.uint8)).save(folder / f"{i:03}.png")
+
+def grey(folder: Path, counts: dict[str, int]) -> None:
+    """So many images of each class, which tell their class and number."""
+    for label, n in counts.items():
+        (folder / label).mkdir(parents=True)
+        for i in range(n):
+            Image.fromarray(np.full((4, 4), LEVELS[label] + i, np.uint8)).save(folder / label / f"{i:03}.png")
+
+
+def shown(X: np.ndarray) -> np.ndarray:
+    return np.rint(X[:, 0, 0, 0] * 255).astype(int)
 
 
 def kept(test: int, images: int) -> str:
@@ -37,82 +44,56 @@ def sizes(data: datasets.Dataset) -> tuple[int, ...]:
 def test_folder_of_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pets = tmp_path / "pets"
     save_images(pets / "cät", 10, (12, 9))
-    save_images(pets / "dog", 5, (12, 9), suffix="jpg")
+    save_images(pets / "train", 5, (12, 9), suffix="jpg")  # a class of this name
     save_images(pets / "fox", 5, (30, 40))
     data = datasets.load(pets)
     assert data.name == "pets"
     assert data.X.shape == (16, 1, 12, 9)
-    assert sorted(data.y_test) == ["cät", "cät", "dog", "fox"]
+    assert sorted(data.y_test) == ["cät", "cät", "fox", "train"]
     save_images(pets / "owl", 5, (12, 9), mode="RGB")
     assert datasets.load(pets, size=16).X.shape[1:] == (3, 16, 16)
-    monkeypatch.chdir(pets / "dog")
+    monkeypatch.chdir(pets / "fox")
     assert datasets.load("..").name == "pets"
 
 
-def test_the_first_images_of_a_split_folder_are_of_all_classes(tmp_path: Path) -> None:
-    levels = {"a": 0, "b": 80, "c": 160}
-    for name, level in levels.items():
-        grey(tmp_path / "train" / name, level, {"a": 40, "b": 20, "c": 5}[name])
-        grey(tmp_path / "test" / name, level, 10)
+def test_parts_of_a_split_folder_are_mixed_and_names_stay_with_their_images(tmp_path: Path) -> None:
+    for part, counts in (("train", (60, 30)), ("test", (10, 10)), ("val", (3, 3))):
+        grey(tmp_path / part, dict(zip(LEVELS, counts, strict=True)))
     data = datasets.load(tmp_path)
-    for X, y in ((data.X, data.y), (data.X_test, data.y_test)):
-        shown = np.rint(X[:, 0, 0, 0] * 255).astype(int)
-        assert (np.diff(shown[y == "a"]) < 0).any()  # nor are the images of a class in the order of their names
-    small = data.take(26, 15)
-    assert dict(zip(*np.unique(small.y, return_counts=True), strict=True)) == {"a": 16, "b": 8, "c": 2}
-    assert dict(zip(*np.unique(small.y_test, return_counts=True), strict=True)) == {"a": 5, "b": 5, "c": 5}
+    assert sizes(data) == (90, 20, 6)
+    small = data.take(30, 10)
+    for X, y, counts in ((small.X, small.y, [10, 20]), (small.X_test, small.y_test, [5, 5])):
+        assert np.unique(y, return_counts=True)[1].tolist() == counts
+        assert (np.diff(shown(X[y == "yes"])) < 0).any()  # nor are the images of a class in the order of their names
     np.testing.assert_array_equal(datasets.load(tmp_path).X, data.X)
-
-
-@pytest.mark.parametrize("name", ["val", "validation"])
-def test_validation_folders(tmp_path: Path, name: str) -> None:
-    for part, n in (("train", 6), ("test", 2), (name, 3)):
-        for label, level in (("yes", 0), ("no", 100)):
-            grey(tmp_path / part / label, level, n)
-    save_images(tmp_path / "more" / "yes", 1, (8, 8))
-    data = datasets.load(tmp_path)
-    assert sizes(data) == (12, 4, 6)
-    assert sorted(data.names_validation)[0] == f"{name}/no/000.png"  # type: ignore[type-var]
-    assert data.notes == ("folders without images, or not used: more",)
-    shutil.rmtree(tmp_path / "test")
-    data = datasets.load(tmp_path)
-    assert sizes(data) == (10, 2, 6)
-    assert data.notes[-1] == kept(2, 12)
-    assert sizes(datasets.load(tmp_path, whole=True)) == (12, 0, 6)
-    grey(tmp_path / "test" / "perhaps", 200, 1)
-    with pytest.raises(DatasetError, match="test images have labels that no training image has: perhaps"):
-        datasets.load(tmp_path)
-
-
-def test_a_class_that_is_called_train(tmp_path: Path) -> None:
-    for name in ("train", "bus"):
-        save_images(tmp_path / name, 4, (8, 8))
-    assert set(datasets.load(tmp_path).y) == {"train", "bus"}
-
-
-def test_names_stay_with_their_images(tmp_path: Path) -> None:
-    for name, level in (("a", 0), ("b", 100)):
-        grey(tmp_path / name, level, 30)
-    data = datasets.load(tmp_path)
-    for part in (data, data.take(11, 3), data.mixed(), data.hold_out(8)):
+    shutil.rmtree(tmp_path / "val")
+    for part in (data, small, data.mixed(), datasets.load(tmp_path).hold_out(8)):
         for X, y, names in (
             (part.X, part.y, part.names),
             (part.X_test, part.y_test, part.names_test),
             (part.X_validation, part.y_validation, part.names_validation),
         ):
-            if X is not None:
-                levels = np.rint(X[:, 0, 0, 0] * 255).astype(int)
-                assert [f"{label}/{level % 100:03}.png" for label, level in zip(y, levels, strict=True)] == list(names)
-    assert datasets.digits().take(5).names is None
+            assert X is not None
+            assert names is not None
+            expected = [f"{label}/{level - LEVELS[label]:03}.png" for label, level in zip(y, shown(X), strict=True)]
+            assert [name.split("/", 1)[1] for name in names] == expected
 
 
-def test_the_whole_folder_may_be_for_training(tmp_path: Path) -> None:
-    for name, n in (("a", 10), ("b", 10), ("lonely", 1)):
-        grey(tmp_path / name, 0, n)
-    data = datasets.load(tmp_path, whole=True)
-    assert repr(data) == f"<{tmp_path.name}: 21 training images of 1 × 4 × 4>"
-    assert data.notes == ()
-    assert set(data.y[:3]) == {"a", "b", "lonely"}  # in a mixed order
+@pytest.mark.parametrize("name", ["val", "validation"])
+def test_validation_folders_and_a_folder_without_test_images(tmp_path: Path, name: str) -> None:
+    grey(tmp_path / "train", {"yes": 6, "no": 6})
+    grey(tmp_path / name, {"yes": 3, "no": 3})
+    save_images(tmp_path / "more" / "yes", 1, (8, 8))
+    data = datasets.load(tmp_path)
+    assert sizes(data) == (10, 2, 6)
+    assert data.notes == ("folders without images, or not used: more", kept(2, 12))
+    whole = datasets.load(tmp_path, whole=True)
+    assert sizes(whole) == (12, 0, 6)
+    assert whole.notes == data.notes[:1]
+    assert set(whole.y[:2]) == set(LEVELS)  # in a mixed order
+    save_images(tmp_path / "test" / "perhaps", 1, (4, 4))
+    with pytest.raises(DatasetError, match="test images have labels that no training image has: perhaps"):
+        datasets.load(tmp_path)
 
 
 # ---- what cannot be read, or is none -------------------------------------------------------------------------------
@@ -120,14 +101,17 @@ def test_the_whole_folder_may_be_for_training(tmp_path: Path) -> None:
 
 def test_bad_folders(tmp_path: Path) -> None:
     save_images(tmp_path / "cat", 3, (8, 8))
-    with pytest.raises(DatasetError, match=r"images of one class only \(cat\)"):
-        datasets.load(tmp_path)
-    with pytest.raises(DatasetError, match="no sub-folders with images"):
-        datasets.load(tmp_path / "cat")
-    with pytest.raises(DatasetError, match="is not a folder"):
-        datasets.folder(tmp_path / "none")
-    with pytest.raises(DatasetError, match="aspect='crop': expected 'squash' or 'pad'"):
-        datasets.folder(tmp_path, aspect="crop")  # type: ignore[arg-type]
+    for path, options, message in (
+        (tmp_path, {}, r"images of one class only \(cat\)"),
+        (tmp_path / "cat", {}, "no sub-folders with images"),
+        (tmp_path / "none", {}, "is not a folder"),
+        ("/proc", {}, "/proc is not a folder of files"),
+        (tmp_path, {"aspect": "crop"}, "aspect='crop': expected 'squash' or 'pad'"),
+        (tmp_path, {"max_pixels": 0}, "max_pixels=0: expected the most pixels"),
+        *((tmp_path, {"size": s}, "expected a height and a width such") for s in (0, "8x8", (1, 2, 3), (0, 4), 2.5)),
+    ):
+        with pytest.raises(DatasetError, match=message):
+            datasets.folder(path, **options)  # type: ignore[arg-type]
 
 
 def test_what_is_left_out_is_counted_by_kind(tmp_path: Path) -> None:
@@ -136,9 +120,11 @@ def test_what_is_left_out_is_counted_by_kind(tmp_path: Path) -> None:
         (tmp_path / file).write_text("hello")
     (tmp_path / "empty").mkdir()
     Image.new("L", (8, 8)).save(tmp_path / "loose.png")
+    os.mkfifo(tmp_path / "a" / "pipe.png")
+    (tmp_path / "b" / "gone.png").symlink_to(tmp_path / "nowhere.png")
     assert datasets.load(tmp_path, whole=True).notes == (
-        "left out 5 files: 2 .txt, 1 hidden, 1 outside of the class folders, 1 without a suffix; folders without "
-        "images, or not used: empty",
+        "left out 7 files: 2 .txt, 1 hidden, 2 not regular, 1 outside of the class folders, 1 without a suffix; "
+        "folders without images, or not used: empty",
     )
     (tmp_path / "only" / "films").mkdir(parents=True)
     (tmp_path / "only" / "films" / "a.mp4").write_text("hello")
@@ -174,75 +160,70 @@ def test_all_bad_files_are_listed_at_once_or_left_out(tmp_path: Path) -> None:
 def test_every_format_nested_or_not(tmp_path: Path) -> None:
     for suffix in ("png", "jpg", "jpeg", "webp", "bmp", "tif", "tiff", "gif", "ppm", "tga"):
         for name in ("cat", "dog"):
-            place = tmp_path / name / ("deep" if suffix in ("bmp", "gif") else "")
-            place.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(RNG.integers(0, 256, (8, 8), dtype=np.uint8)).save(place / f"{suffix}.{suffix}")
+            save_images(
+                tmp_path / name / ("deep" if suffix in ("bmp", "gif") else "") / suffix, 1, (8, 8), suffix=suffix
+            )
     data = datasets.load(tmp_path, whole=True)
     assert len(data.X) == 20
-    assert {"cat/webp.webp", str(Path("dog") / "deep" / "bmp.bmp")} <= set(data.names)  # type: ignore[arg-type]
+    assert {"cat/webp/0.webp", str(Path("dog") / "deep" / "bmp" / "0.bmp")} <= set(data.names)  # type: ignore[arg-type]
+    (tmp_path / "notes.txt").write_text("hello")
+    (tmp_path / "nothing").mkdir()
+    found = list(image_files([tmp_path / "dog" / "png" / "0.png", tmp_path / "cat"]))
+    assert len(found) == 11
+    assert found[1:] == sorted(found[1:])
+    with pytest.raises(DatasetError, match="nothing holds no images that can be read"):
+        list(image_files([tmp_path / "nothing"]))
 
 
 def test_images_as_a_viewer_shows_them(tmp_path: Path) -> None:
-    """16 bits, transparency, fractions, palettes and a camera's rotation."""
+    """Transparency, fractions, palettes and a camera's rotation."""
     clear = np.zeros((2, 2, 4), np.uint8)
     clear[0, 0, 3] = 255
     exif = Image.Exif()
     exif[0x0112] = 6  # turn a quarter clockwise
-    for image, shape, suffix, shown in (
-        (Image.fromarray(np.array([[0, 25700], [51400, 65535]], np.uint16)), (2, 2), "png", [[0, 100], [200, 255]]),
+    for image, shape, suffix, seen in (
         (Image.fromarray(clear), (2, 2), "png", [[0, 255], [255, 255]]),
         (Image.fromarray(np.array([[0.0, 0.5], [1.0, 0.2]], np.float32)), (2, 2), "tif", [[0, 128], [255, 51]]),
         (Image.fromarray(np.array([[0, 100]], np.uint8)), (2, 1), "png", [[0], [100]]),
     ):
         image.save(tmp_path / f"a.{suffix}", **({"exif": exif} if shape == (2, 1) else {}))
-        assert images.read_image(tmp_path / f"a.{suffix}", (1, *shape)).tolist() == [shown]
+        assert images.read_image(tmp_path / f"a.{suffix}", (1, *shape)).tolist() == [seen]
     Image.new("RGB", (2, 2), (255, 0, 0)).convert("P").save(tmp_path / "p.gif")
     assert images.read_image(tmp_path / "p.gif", (3, 2, 2))[:, 0, 0].tolist() == [255, 0, 0]
     turned = save_classes(tmp_path / "turned", 3, (20, 40), suffix="jpg", exif=exif)
     assert datasets.load(turned).image_shape == (1, 40, 20)
 
 
-def test_sizes_and_proportions_are_reported(tmp_path: Path) -> None:
+BANNER = [*((300 - i, 400 + i) for i in range(23)), (24, 600)]
+COMMONEST, MEDIAN = "(the commonest size, at most 64 a side)", "(their median proportions, at most 64 a side)"
+
+
+@pytest.mark.parametrize(
+    ("of", "size", "why"),
+    [
+        ([(100, 50)] * 8 + [(60, 60)] * 2, (64, 32), f"64 × 32 {COMMONEST}; 2 of another aspect ratio squashed; asp"),
+        (BANNER, (44, 64), f"44 × 64 {MEDIAN}"),  # one banner does not set the size
+        ([(10, 20), (11, 22), (12, 24), (20, 10), (22, 11), (24, 12)], (20, 20), MEDIAN),  # standing and lying
+    ],
+)
+def test_the_size_is_the_commonest_or_of_median_proportions(
+    tmp_path: Path, of: list[tuple[int, int]], size: tuple[int, int], why: str
+) -> None:
+    for i, (height, width) in enumerate(of):
+        (tmp_path / "ab"[i % 2]).mkdir(exist_ok=True)
+        Image.new("L", (width, height)).save(tmp_path / "ab"[i % 2] / f"{i:02}.png")
+    data = datasets.load(tmp_path)
+    assert data.image_shape == (1, *size)
+    assert why in data.notes[0]
+
+
+def test_padding_keeps_proportions(tmp_path: Path) -> None:
     for name in save_classes(tmp_path, 4, (100, 50)).iterdir():
         Image.new("L", (60, 60), 255).save(name / "square.png")
-    data = datasets.load(tmp_path)
-    assert data.image_shape == (1, 64, 32)
-    assert data.notes[0] == (
-        "10 images of 10 brought to 64 × 32 (the commonest size, at most 64 a side); 2 of another aspect ratio "
-        "squashed; aspect='pad' (--aspect pad) keeps theirs"
-    )
     padded = datasets.load(tmp_path, aspect="pad", size=(64, 32), whole=True)
     assert padded.notes == ("10 images of 10 brought to 64 × 32; 2 of another aspect ratio padded with black",)
     square = padded.X[list(padded.names).index("a/square.png"), 0]  # type: ignore[arg-type]
-    assert (square[:16] == 0).all()  # 32 × 32 in the middle of 64 × 32
-    assert (square[16:48] == 1).all()
-    assert (square[48:] == 0).all()
-
-
-def test_a_banner_does_not_set_the_size_of_pictures_that_all_differ(tmp_path: Path) -> None:
-    for k, name in enumerate(("a", "b")):
-        (tmp_path / name).mkdir()
-        for i in range(12):
-            Image.new("L", (400 + 2 * i + k, 300 - 2 * i - k)).save(tmp_path / name / f"{i:02}.png")
-    Image.new("L", (600, 24)).save(tmp_path / "a" / "00.png")
-    data = datasets.load(tmp_path)
-    assert data.image_shape[2] == 64
-    assert 42 <= data.image_shape[1] <= 48  # 300 of 400, and a little less
-    assert "(their median proportions, at most 64 a side)" in data.notes[0]
-
-
-def test_pictures_that_all_differ_are_not_enlarged_and_may_stand_or_lie(tmp_path: Path) -> None:
-    for name, shapes in (("a", [(10, 20), (11, 22), (12, 24)]), ("b", [(20, 10), (22, 11), (24, 12)])):
-        (tmp_path / name).mkdir()
-        for shape in shapes:
-            Image.new("L", shape).save(tmp_path / name / f"{shape[0]}.png")
-    assert datasets.load(tmp_path).image_shape == (1, 20, 20)
-
-
-@pytest.mark.parametrize("size", [0, "8x8", (1, 2, 3), (0, 4), 2.5, True])
-def test_sizes_that_are_none(size: Any) -> None:
-    with pytest.raises(DatasetError, match="expected a height and a width such as"):
-        images.check_size(size)
+    np.testing.assert_array_equal(square, np.repeat([0.0, 1.0, 0.0], [16, 32, 16])[:, None] * np.ones(32))
 
 
 @pytest.mark.parametrize("suffix", ["png", "tif"])
@@ -259,14 +240,3 @@ def test_12_bits_in_files_of_16_are_said_to_come_out_dark(tmp_path: Path, suffix
             "nearly black; multiply their values by 16 and save them again, also those that are predicted later",
         )
         assert datasets.load(tmp_path, whole=True).notes == (dark if largest == 4095 else ())
-
-
-def test_images_of_folders_and_files(tmp_path: Path) -> None:
-    save_images(tmp_path / "deep" / "er", 2, (8, 8))
-    (tmp_path / "deep" / "notes.txt").write_text("hello")
-    Image.new("L", (4, 4)).save(tmp_path / "one.webp")
-    found = list(image_files([tmp_path / "one.webp", tmp_path / "deep"]))
-    assert [p.name for p in found] == ["one.webp", "0.png", "1.png"]
-    (tmp_path / "nothing").mkdir()
-    with pytest.raises(DatasetError, match="nothing holds no images that can be read"):
-        list(image_files([tmp_path / "nothing"]))

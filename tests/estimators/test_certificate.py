@@ -1,12 +1,14 @@
 """What a certificate says about rounding, beside what rounding does, and of models that learned nothing."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cnngp import AvgPool, Conv, Dense, GPClassifier, ReLU, Sequential, datasets
+from cnngp import AvgPool, Conv, Dense, GPClassifier, GPRegressor, ReLU, Sequential, datasets
 from cnngp.estimators.certificate import errors_if_guessing
+from helpers.estimators import classifier
 
 PLAIN = Sequential(Conv(3), ReLU(), Conv(3, stride=2), ReLU(), Dense())
 POOLED = Sequential(Conv(3, weight_var=2.0), ReLU(), Conv(3, weight_var=2.0), ReLU(), AvgPool(5, stride=1), Dense())
@@ -24,6 +26,42 @@ def test_predictions_in_float32_move_by_less_than_the_certificate_says(network: 
     assert 0.0 < moved < report.movement
 
 
+@pytest.mark.parametrize(
+    ("worrying", "changes", "sentence"),
+    [
+        (True, {"kernel_error": 0.2}, "not this network's kernel on these images"),
+        (True, {"residual": 1e-3}, "solved to 1e-03 only"),
+        (True, {"kernel_error": 1e-4}, "larger than the smallest eigenvalue"),
+        (True, {"kernel_error": 2e-6}, "off by 2e-06 of the largest, where rounding explains 1e-06"),
+        (True, {"spread": 1e-9}, "hardly tells these images apart: they differ by 1e-09 on average"),
+        (True, {"guessing": (0.35, 0.5)}, "Not clearly better than guessing: leave-one-out is wrong on 35 % of the"),
+        (True, {"guessing": (0.6, 0.5), "residual": 1e-3}, "No better than guessing: leave-one-out is wrong on 60 %"),
+        (True, {"no_better": (2.0, 1.5)}, "No better than the mean of all targets: leave-one-out is off by 2, root"),
+        (True, {"no_better": (1.4, 1.5)}, "Not clearly better than the mean of all targets: leave-one-out is off by"),
+        (False, {"jitter": 1e-7}, "1e-07 of its mean variance added as noise"),
+        (False, {"kernel_error": None}, "how exact the matrix is was not measured"),
+        (False, {"kernel_error": 9e-7}, "exact kernel: its rounding moves the solution by about 3 %"),
+        (False, {"kernel_error": 1e-8, "images": 10**6}, "moves the solution by less than 0.1 %"),
+        (False, {"kernel_error": 4e-6, "kernel_bound": 1e-5}, "may move variances and the likelihood by up to 13 %"),
+        (False, {"method": "inducing"}, "How far its error is from that of the exact process was not measured."),
+        (False, {"method": "inducing", "excess": 1e-3, "excess_uncertainty": 5e-4}, "Its error is within 0.20 points"),
+        (
+            False,
+            {"method": "inducing", "excess": 1e-3, "excess_uncertainty": 2e-3},
+            "its error may be up to 0.5 points",
+        ),
+    ],
+)
+def test_what_the_certificate_says(
+    fitted: GPClassifier, worrying: bool, changes: dict[str, Any], sentence: str
+) -> None:
+    sound = {"images": 100, "largest_variance": 1.0, "smallest_eigenvalue": (1e-5, 1e-4), "kernel_bound": 1e-6}
+    report = replace(fitted.fit_report_, **sound | changes)
+    assert sentence in report.verdict
+    assert report.worrying is worrying
+    assert ("solved to 1e-03 only" in report.verdict) == ("residual" in changes)
+
+
 # ---- models that learned nothing -------------------------------------------------------------------------------------
 
 DIGITS = datasets.digits()
@@ -33,8 +71,8 @@ def noise(n: int, seed: int = 0) -> Any:
     return np.random.default_rng(seed).random((n, 1, 8, 8))
 
 
-def fitted(X: Any, y: Any, **options: Any) -> GPClassifier:
-    return GPClassifier("small_cnn", device="cpu", noise="loo", **options).fit(X, y)
+def by_loo(X: Any, y: Any, **options: Any) -> GPClassifier:
+    return classifier("small_cnn", noise="loo", **options).fit(X, y)
 
 
 @pytest.mark.filterwarnings("ignore:noise='loo' chose the most noise")
@@ -43,8 +81,7 @@ def fitted(X: Any, y: Any, **options: Any) -> GPClassifier:
 def test_labels_without_a_rule_are_no_better_than_guessing(shares: tuple[float, ...], seed: int) -> None:
     rng = np.random.default_rng(seed)
     y = rng.permutation(np.repeat(np.arange(len(shares)), np.round(90 * np.array(shares)).astype(int)))
-    clf = fitted(noise(len(y), seed), y)
-    report = clf.fit_report_
+    report = by_loo(noise(len(y), seed), y).fit_report_
     assert report.guessing[1] == pytest.approx(1 - max(shares), abs=0.01)
     assert "better than guessing: leave-one-out is wrong on " in report.verdict
     assert f"always naming the commonest class would be on {100 * report.guessing[1]:.0f} %" in report.verdict
@@ -54,23 +91,23 @@ def test_labels_without_a_rule_are_no_better_than_guessing(shares: tuple[float, 
 @pytest.mark.parametrize("n", [30, 100])
 @pytest.mark.parametrize("options", [{}, {"inducing": 25}])
 def test_few_digits_are_better_than_guessing(n: int, options: dict[str, Any]) -> None:
-    assert fitted(DIGITS.X[:n], DIGITS.y[:n], **options).fit_report_.guessing is None
+    assert by_loo(DIGITS.X[:n], DIGITS.y[:n], **options).fit_report_.guessing is None
 
 
 def test_a_rare_class_that_is_recognised_is_better_than_guessing() -> None:
     """Of 190 ones and threes and 10 zeros, guessing is wrong on 5 %."""
     zero, other = (DIGITS.X[np.isin(DIGITS.y, kinds)] for kinds in ((0,), (1, 3)))
     X, y = np.concatenate([other[:190], zero[:10]]), np.repeat([0, 1], [190, 10])
-    assert fitted(X, y).fit_report_.guessing is None
-    one_of_each = GPClassifier("small_cnn", device="cpu").fit(DIGITS.X[:10], np.arange(10))
+    assert by_loo(X, y).fit_report_.guessing is None
+    one_of_each = classifier("small_cnn").fit(DIGITS.X[:10], np.arange(10))
     assert one_of_each.fit_report_.guessing is None
 
 
 @pytest.mark.filterwarnings("ignore:noise='loo' chose the most noise")
 def test_several_labels_are_judged_by_each_of_them() -> None:
     y = np.stack([DIGITS.y[:120] < 5, DIGITS.y[:120] % 2 == 0], 1).astype(int)
-    assert fitted(DIGITS.X[:120], y).fit_report_.guessing is None
-    wrong, guess_wrong = fitted(noise(120), y).fit_report_.guessing or (0, 0)
+    assert by_loo(DIGITS.X[:120], y).fit_report_.guessing is None
+    wrong, guess_wrong = by_loo(noise(120), y).fit_report_.guessing or (0, 0)
     assert wrong >= guess_wrong - 0.1
     assert guess_wrong > 0.5
 
@@ -84,3 +121,13 @@ def test_many_images_of_few_groups_are_no_proof() -> None:
     wrong = np.repeat([True, False], 50)
     assert errors_if_guessing(P, wrong, yes, False) is None
     assert errors_if_guessing(P, wrong, yes, False, np.repeat([0, 1], 50)) == (0.5, 0.5)
+
+
+def test_a_default_fit_to_noise_is_named_in_the_report_without_a_warning() -> None:
+    X = noise(40)
+    clf = GPClassifier(device="cpu").fit(X, np.arange(40) % 2)
+    assert "better than guessing" in clf.fit_report_.verdict
+    reg = GPRegressor(device="cpu").fit(X, np.random.default_rng(1).normal(size=40))
+    assert reg.fit_report_.worrying
+    assert "better than the mean of all targets: leave-one-out is off by" in reg.fit_report_.verdict
+    assert "normalize_y" not in reg.fit_report_.verdict  # a warning says where that helps

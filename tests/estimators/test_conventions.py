@@ -1,11 +1,10 @@
-"""What users of scikit-learn expect: its own checks, weights, scores of samples, tags, rows of features, gradients."""
+"""What users of scikit-learn expect: its own checks, meta-estimators, weights, tags, rows of features, gradients."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_breast_cancer, load_digits, load_wine
 from sklearn.ensemble import BaggingClassifier
@@ -23,9 +22,10 @@ from cnngp.estimators import Recipe, Term
 from cnngp.estimators.choosing import left_out
 from cnngp.estimators.labels import ClassTargets, Coding, RealTargets
 from cnngp.gp.objectives import chosen_noise
-from helpers.estimators import DATA, NET
+from helpers.estimators import DATA, NET, classifier, reloaded
 
 X, Y, NEW = DATA.X, DATA.y, DATA.X_test
+WEIGHT = np.random.default_rng(0).uniform(0.2, 4.0, len(X))
 CHOSEN = "the noise is chosen by leave-one-out, in which repeated images are left out together, as weights are not"
 
 
@@ -40,14 +40,16 @@ def test_scikit_learn_conventions(estimator: Any, check: Any) -> None:
     check(estimator)
 
 
-def test_pipeline_search_clones_and_cross_validation() -> None:
-    flat = X.reshape(len(X), -1)
-    pipeline = make_pipeline(StandardScaler(with_std=False), GPClassifier(NET, input_shape=(1, 8, 8)))
+def test_pipelines_searches_and_meta_estimators_pass_rows_and_weights() -> None:
+    flat, new = X.reshape(len(X), -1), NEW.reshape(len(NEW), -1)
+    clf = classifier(input_shape=(1, 8, 8))
+    pipeline = make_pipeline(StandardScaler(with_std=False), clf)
     assert cross_val_score(pipeline, flat, Y, cv=3).mean() > 0.8
-    search = GridSearchCV(GPClassifier(NET, input_shape=(1, 8, 8)), {"noise": [0.0, 100.0]}, cv=3).fit(flat, Y)
-    assert search.best_params_ == {"noise": 0.0}
-    copy = clone(GPClassifier(NET, noise=0.5))
-    assert (copy.get_params()["network"], copy.noise) == (NET, 0.5)
+    search = GridSearchCV(clf, {"noise": [0.1, 100.0]}, cv=3).fit(flat, Y, sample_weight=WEIGHT)
+    assert search.best_params_ == {"noise": 0.1}
+    bagging = BaggingClassifier(search.best_estimator_, n_estimators=3, random_state=0)
+    for model in (CalibratedClassifierCV(search.best_estimator_, cv=3), bagging):
+        assert model.fit(flat, Y, sample_weight=WEIGHT).score(new, DATA.y_test) > 0.8
 
 
 @pytest.mark.parametrize("estimator", [GPClassifier, GPRegressor])
@@ -60,10 +62,8 @@ def test_unknown_keywords_and_tags(estimator: Any) -> None:
 
 # ---- weights ---------------------------------------------------------------------------------------------------------
 
-WEIGHT = np.random.default_rng(0).uniform(0.2, 4.0, len(X))
 
-
-def test_a_weight_divides_the_noise_and_0_leaves_an_image_out(tmp_path: Path) -> None:
+def test_a_weight_divides_the_noise_and_0_leaves_an_image_out() -> None:
     y, own = Y.astype(float), np.random.default_rng(1).uniform(0.0, 0.1, len(X))
     weight = np.where(np.arange(len(X)) % 7 == 0, 0.0, WEIGHT)
     kept = weight > 0.0
@@ -75,8 +75,6 @@ def test_a_weight_divides_the_noise_and_0_leaves_an_image_out(tmp_path: Path) ->
     assert list(reg.names_) == [str(i) for i in np.flatnonzero(kept)]
     assert len(reg.gp_.groups) == kept.sum()
     assert reg.recipe_.noise * float(reg.kernel_.diag(X[kept]).mean()) == pytest.approx(0.1)
-    reg.save(tmp_path / "m.gp")
-    np.testing.assert_array_equal(GPRegressor.load(tmp_path / "m.gp", device="cpu").predict(NEW), reg.predict(NEW))
     matrix = GPRegressor(noise=0.1).fit(K=reg.kernel_(X), y=y, sample_weight=weight, image_noise=own)
     np.testing.assert_allclose(matrix.predict(K=reg.kernel_(NEW, X[kept])), expected, rtol=1e-8)
 
@@ -139,44 +137,26 @@ def test_weights_of_classes(tmp_path: Path) -> None:
     rare = np.r_[np.flatnonzero(Y == 3)[:3], np.flatnonzero(Y == 8)]
 
     def model(class_weight: Any, sample_weight: Any = None) -> GPClassifier:
-        clf = GPClassifier(NET, class_weight=class_weight, noise=0.3, device="cpu")
+        clf = classifier(class_weight=class_weight, noise=0.3)
         return clf.fit(X[rare], Y[rare], sample_weight=sample_weight)
 
     balanced, given = model("balanced"), model(None, compute_sample_weight("balanced", Y[rare]))
     np.testing.assert_array_equal(balanced.predict_proba(NEW), given.predict_proba(NEW))
     assert (balanced.predict(NEW) == 3).sum() > (model(None).predict(NEW) == 3).sum()
     weighted = model({3: 5.0})
-    weighted.save(tmp_path / "m.gp")
-    again = GPClassifier.load(tmp_path / "m.gp", device="cpu")
+    again = reloaded(weighted, tmp_path)
     assert again.class_weight == {3: 5.0}
     np.testing.assert_array_equal(again.predict_proba(NEW), weighted.predict_proba(NEW))
 
 
 def test_weights_without_noise_are_said_to_do_nothing() -> None:
     with pytest.warns(UserWarning, match="divide the noise, which is 0 here, so all weights above 0 count") as told:
-        clf = GPClassifier(NET, device="cpu").fit(X, Y, sample_weight=WEIGHT)
+        clf = classifier().fit(X, Y, sample_weight=WEIGHT)
     assert told[0].filename == __file__
-    np.testing.assert_array_equal(clf.predict_proba(NEW), GPClassifier(NET, device="cpu").fit(X, Y).predict_proba(NEW))
+    np.testing.assert_array_equal(clf.predict_proba(NEW), classifier().fit(X, Y).predict_proba(NEW))
 
 
-def test_meta_estimators_pass_weights() -> None:
-    flat, y, new = X.reshape(len(X), -1), Y, NEW.reshape(len(NEW), -1)
-    clf = GPClassifier("dense_nngp", noise=0.1, device="cpu")
-    assert cross_val_score(clf, flat, y, cv=3, params={"sample_weight": WEIGHT}).mean() > 0.8
-    for model in (CalibratedClassifierCV(clf, cv=3), BaggingClassifier(clf, n_estimators=3, random_state=0)):
-        assert model.fit(flat, y, sample_weight=WEIGHT).score(new, DATA.y_test) > 0.8
-
-
-# ---- scores, standard deviations -------------------------------------------------------------------------------------
-
-
-def test_scores_of_samples_order_images_by_how_usual_they_are() -> None:
-    clf = GPClassifier(NET, device="cpu").fit(X, Y)
-    strange = np.random.default_rng(0).random((20, 1, 8, 8))
-    scores = [clf.score_samples(images) for images in (X[:20], NEW, strange)]
-    np.testing.assert_allclose(scores[0], 0.0, atol=1e-6)
-    np.testing.assert_array_equal(scores[1], -clf.novelty(NEW))
-    assert scores[2].max() < np.quantile(scores[1], 0.05) < -1e-3
+# ---- standard deviations ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("outputs", [1, 2])

@@ -1,7 +1,5 @@
 """Images that belong together: copies bring their groups, files keep them, and equal images are left out together."""
 
-from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,18 +10,20 @@ from cnngp.common.arrays import DataError
 from cnngp.datasets import augmentation
 from cnngp.estimators import Learning
 from cnngp.estimators.training_images import Images, is_repeated, joined, left_out_together
+from helpers.estimators import classifier
 
 DATA = datasets.digits().take(80, 300)
-NETWORK = "small_cnn"
 X5, Y5 = augmentation.warped(DATA.X, DATA.y)
 
 
-def classifier(**options) -> GPClassifier:
-    return GPClassifier(NETWORK, **({"noise": "loo", "device": "cpu"} | options))
+def small(**options: Any) -> GPClassifier:
+    return classifier("small_cnn", **options)
 
 
-def test_leave_one_out_does_not_learn_from_copies(tmp_path: Path):
-    honest, naive, given = classifier().fit(X5, Y5), classifier().fit(X5[:], Y5), classifier()
+def test_leave_one_out_does_not_learn_from_copies() -> None:
+    honest, naive, given = (small(noise="loo") for _ in range(3))
+    honest.fit(X5, Y5)
+    naive.fit(X5[:], Y5)
     error = 1.0 - honest.score(DATA.X_test, DATA.y_test)
     assert naive.loo_error_ < 0.3 * error < 0.5 * error < honest.loo_error_ < 2.0 * error
     given.fit(X5[:], Y5, groups=X5.groups)
@@ -31,58 +31,40 @@ def test_leave_one_out_does_not_learn_from_copies(tmp_path: Path):
     rows = np.arange(300), np.searchsorted(np.unique(Y5), DATA.y_test)
     nll = [-np.log(clf.predict_proba(DATA.X_test)[rows]).mean() for clf in (honest, naive)]
     assert nll[0] < nll[1]
-    honest.save(tmp_path / "m.gp")
-    again = GPClassifier.load(tmp_path / "m.gp", device="cpu")
-    np.testing.assert_array_equal(again.loo_probabilities_, honest.loo_probabilities_)
 
 
-def test_a_regressor_leaves_groups_out_together():
-    y = np.tile(DATA.y.astype(float), 2)
-    nearly = DATA.X + np.random.default_rng(0).normal(0.0, 1e-3, DATA.X.shape).astype(np.float32)
-    twice, groups = np.concatenate([DATA.X, nearly]), np.tile(np.arange(80), 2)
-    spread = []
-    for g in (groups, None):
-        with nullcontext() if g is not None else pytest.warns(UserWarning, match="by groups="):
-            reg = GPRegressor(NETWORK, noise=1e-3, device="cpu").fit(twice, y, groups=g)
-        spread.append(np.abs(reg.gp_.leave_one_out().mean[:, 0] - y).mean())
-    assert spread[0] > 3.0 * spread[1]
-
-
-def test_classes_of_one_group_each_are_fitted_without_noise():
+def test_classes_of_one_group_each_are_fitted_without_noise() -> None:
     with pytest.warns(UserWarning, match="no class has two"):
-        clf = classifier().fit(DATA.X, DATA.y, groups=DATA.y)
+        clf = small(noise="loo").fit(DATA.X, DATA.y, groups=DATA.y)
     assert clf.gp_.noise == 0.0
 
 
-def test_an_iterative_solver_leaves_groups_out_together(tmp_path: Path):
-    exact, clf = (classifier(noise=0.1, solver=solver).fit(X5, Y5) for solver in ("cholesky", "cg"))
+def test_an_iterative_solver_leaves_groups_out_together() -> None:
+    exact, clf = (small(noise=0.1, solver=solver).fit(X5, Y5) for solver in ("cholesky", "cg"))
     assert 200 < len(clf.loo_rows_) <= 256
     np.testing.assert_allclose(clf.gp_.leave_one_out().mean, exact.gp_.leave_one_out().mean[clf.loo_rows_], atol=1e-6)
     assert (np.bincount(clf.gp_.groups)[clf.gp_.groups] == 5).all()
-    clf.save(tmp_path / "m.gp")
-    again = GPClassifier.load(tmp_path / "m.gp", device="cpu")
-    np.testing.assert_array_equal(again.loo_probabilities_, clf.loo_probabilities_)
     twice = np.concatenate([DATA.X, DATA.X])  # equal images are groups without being told
-    repeated = classifier(noise=0.1, solver="cg").fit(twice, np.tile(DATA.y, 2))
-    assert repeated.loo_error_ == classifier(noise=0.1).fit(twice, np.tile(DATA.y, 2)).loo_error_
+    repeated = small(noise=0.1, solver="cg").fit(twice, np.tile(DATA.y, 2))
+    assert repeated.loo_error_ == small(noise=0.1).fit(twice, np.tile(DATA.y, 2)).loo_error_
 
 
-def test_learning_sees_one_image_of_each_group():
+def test_learning_sees_one_image_of_each_group() -> None:
     learning = Learning("loo", images=400, starts=1, steps=3)
-    copies, once = (classifier(learn=learning, noise=None).fit(X, y) for X, y in ((X5, Y5), (DATA.X, DATA.y)))
+    copies, once = (small(learn=learning).fit(X, y) for X, y in ((X5, Y5), (DATA.X, DATA.y)))
     assert copies.network_ == once.network_
     assert copies.learned_.after == once.learned_.after
     with pytest.raises(DataError, match="one image of each group, and 10 groups are too few to learn from"):
-        classifier(learn=learning, noise=None).fit(DATA.X, DATA.y, groups=np.arange(80) % 10)
+        small(learn=learning).fit(DATA.X, DATA.y, groups=np.arange(80) % 10)
 
 
 MANY = datasets.digits().take(400, 500)
 
 
-def test_inducing_images_leave_an_image_out_with_its_copies(tmp_path: Path):
+def test_inducing_images_leave_an_image_out_with_its_copies() -> None:
     """The error is that of new images and their copies; a fit of the copies as if they were images is too hopeful."""
     copies, y = augmentation.warped(MANY.X, MANY.y, turn=6, wider=1.1)
-    honest, naive = (classifier(inducing=100, noise=0).fit(X, y) for X in (copies, copies[:]))
+    honest, naive = (small(inducing=100).fit(X, y) for X in (copies, copies[:]))
     unseen, y_unseen = augmentation.warped(MANY.X_test, MANY.y_test, turn=6, wider=1.1)
     error = 1.0 - honest.score(unseen, y_unseen)
     # Copies of one image are right or wrong together.
@@ -91,25 +73,23 @@ def test_inducing_images_leave_an_image_out_with_its_copies(tmp_path: Path):
     assert naive.loo_error_ < 0.5 * error
     assert (np.bincount(copies.groups[honest.loo_rows_]) % 5 == 0).all()  # whole groups alone
     assert not np.isin(copies.groups[honest.inducing_rows_], copies.groups[honest.loo_rows_]).any()
-    honest.save(tmp_path / "m.gp")
-    assert GPClassifier.load(tmp_path / "m.gp", device="cpu").loo_error_ == honest.loo_error_
 
 
-def test_groups_larger_than_the_sample_are_refused(monkeypatch):
+def test_groups_larger_than_the_sample_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cnngp.estimators.inducing.SAMPLE", 100)
     with pytest.raises(
         DataError, match="the smallest of the groups has 200 images, and inducing= leaves at most 100 out"
     ):
-        classifier(inducing=50, noise=0).fit(MANY.X, MANY.y, groups=np.arange(400) % 2)
+        small(inducing=50).fit(MANY.X, MANY.y, groups=np.arange(400) % 2)
 
 
 @pytest.mark.parametrize("estimator", [GPClassifier, GPRegressor])
-def test_near_copies_without_groups_are_told_of(estimator):
+def test_near_copies_without_groups_are_told_of(estimator: Any) -> None:
     """Pictures that somebody saved three times as lossy files: leave-one-out sees 0 % errors, new images 5 %."""
     rng = np.random.default_rng(0)
     X = np.concatenate([DATA.X + 0.02 * rng.standard_normal(DATA.X.shape).astype(np.float32) for _ in range(3)])
     y, groups = np.tile(DATA.y, 3), np.tile(np.arange(80), 3)
-    model = estimator(NETWORK, noise=0.01, device="cpu")
+    model = estimator("small_cnn", noise=0.01, device="cpu")
     with pytest.warns(UserWarning, match=r"say which belong together by groups=") as told:
         model.fit(X, y)
     assert told[0].filename == __file__
@@ -121,18 +101,6 @@ def test_near_copies_without_groups_are_told_of(estimator):
 
 IMAGES = datasets.digits().take(150, 400)
 ROWS = np.r_[:150, :60]
-
-
-def discs(n: int, seed: int, size: int = 12) -> tuple[Any, Any]:
-    """Discs of four sizes, anywhere, in any two greys."""
-    rng = np.random.default_rng(seed)
-    y = rng.integers(4, size=n)
-    radius = 2.0 + 0.7 * y + rng.uniform(-0.3, 0.3, n)
-    rows, columns = np.mgrid[:size, :size][..., None] + 0.5
-    centre = radius + rng.random((2, n)) * (size - 2.0 * radius)
-    a, b = rng.random((2, n))
-    X = a + (b - a) / (1.0 + np.exp(3.0 * (np.hypot(rows - centre[0], columns - centre[1]) - radius)))
-    return (X + rng.normal(0.0, 0.03, X.shape)).transpose(2, 0, 1)[:, None].astype(np.float32), y
 
 
 def test_equal_images_are_found() -> None:
@@ -163,29 +131,19 @@ def test_groups_and_equal_images_are_joined() -> None:
 )
 def test_repeats_are_left_out_with_their_twins(options: dict[str, Any]) -> None:
     """Given as groups, or found."""
-    found, told = GPClassifier("small_cnn", device="cpu", **options), GPClassifier("small_cnn", device="cpu", **options)
+    found, told = small(**options), small(**options)
     found.fit(IMAGES.X[ROWS], IMAGES.y[ROWS])
     told.fit(IMAGES.X[ROWS], IMAGES.y[ROWS], groups=ROWS)
     assert found.gp_.noise == told.gp_.noise
     np.testing.assert_array_equal(found.loo_probabilities_, told.loo_probabilities_)
-    once = GPClassifier("small_cnn", device="cpu", **options).fit(IMAGES.X, IMAGES.y)
+    once = small(**options).fit(IMAGES.X, IMAGES.y)
     assert found.loo_error_ >= 0.6 * once.loo_error_ > 0.0
 
 
-def test_a_few_repeats_do_not_change_what_the_default_chooses() -> None:
-    X, y = discs(100, 0)
-    once = GPClassifier(device="cpu", effort="quick").fit(X, y)
-    again = GPClassifier(device="cpu", effort="quick").fit(X[np.r_[:100, :10]], y[np.r_[:100, :10]])
-    assert again.recipe_.terms == once.recipe_.terms
-    assert again.gp_.noise == pytest.approx(once.gp_.noise, rel=1.0)
-
-
-def test_inducing_images_and_a_regressor_leave_repeats_out_too() -> None:
+def test_inducing_images_leave_repeats_out_too() -> None:
     X, y = np.tile(IMAGES.X, (2, 1, 1, 1)), np.tile(IMAGES.y, 2)
-    clf = GPClassifier("small_cnn", inducing=40, device="cpu").fit(X, y)
+    clf = small(inducing=40).fit(X, y)
     assert len(np.unique(clf.loo_rows_ % 150)) * 2 == len(clf.loo_rows_)
-    reg = GPRegressor("small_cnn", noise=1e-3, device="cpu")
-    assert reg.fit(X, y.astype(float)).loo_error_ == pytest.approx(reg.fit(IMAGES.X, IMAGES.y).loo_error_, rel=0.05)
 
 
 @pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 30))])
@@ -217,39 +175,24 @@ def test_leave_one_out_is_refitting(seed: int) -> None:
 @pytest.mark.parametrize("groups", [None, ROWS[:150] // 3])
 def test_images_that_are_added_are_left_out_with_their_twins(groups: Any) -> None:
     """As in a fit of all of them, in which each new image is a group of its own."""
-    clf = GPClassifier("small_cnn", noise=0.01, device="cpu").fit(IMAGES.X, IMAGES.y, groups=groups)
+    clf = small(noise=0.01).fit(IMAGES.X, IMAGES.y, groups=groups)
     clf.add(IMAGES.X[ROWS[150:]], IMAGES.y[ROWS[150:]])
     own = None if groups is None else np.r_[groups, 1000 + np.arange(60)]
-    whole = GPClassifier("small_cnn", noise=0.01, device="cpu").fit(IMAGES.X[ROWS], IMAGES.y[ROWS], groups=own)
+    whole = small(noise=0.01).fit(IMAGES.X[ROWS], IMAGES.y[ROWS], groups=own)
     np.testing.assert_allclose(clf.gp_.leave_one_out().mean, whole.gp_.leave_one_out().mean, atol=1e-7)
     assert clf.loo_error_ == whole.loo_error_ > 0.0
     assert clf.fit_report_.repeated == whole.fit_report_.repeated == 60
 
 
-def films(seed: int = 0) -> tuple[Any, Any, Any]:
+def test_a_frame_that_all_films_share_does_not_undo_their_groups() -> None:
     """Films of twenty frames that differ little, the first one of each black, and labels that no film foretells."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     groups = np.repeat(np.arange(10), 20)
     X = np.repeat(rng.standard_normal((10, 1, 8, 8)), 20, 0) + 0.3 * rng.standard_normal((200, 1, 8, 8))
     X[::20] = 0.0
-    return X, groups % 2, groups
-
-
-def test_a_frame_that_all_films_share_does_not_undo_their_groups() -> None:
-    X, y, groups = films()
-    clf = GPClassifier("small_cnn", noise="loo", device="cpu")
+    y = groups % 2
+    clf = small(noise="loo")
     assert clf.fit(X, y, groups=groups).loo_error_ > 0.4
     assert clf.fit(X, y, groups=np.arange(200)).loo_error_ < 0.1
     with pytest.raises(DataError, match="stand in different groups and join all of them, and inducing= leaves out"):
-        GPClassifier("small_cnn", inducing=60, device="cpu").fit(X, y, groups=groups)
-
-
-def test_one_shared_image_does_not_join_two_groups(tmp_path: Path) -> None:
-    X, y, _ = films(1)
-    X, y, groups = X[:40], np.arange(40) % 3, np.repeat([0, 1], 20)
-    clf = GPClassifier("small_cnn", noise=0.1, device="cpu").fit(X, y, groups=groups)
-    np.testing.assert_array_equal(clf.gp_.groups, groups)
-    clf.save(tmp_path / "m.gp")
-    again = GPClassifier.load(tmp_path / "m.gp", device="cpu")
-    np.testing.assert_array_equal(again.loo_probabilities_, clf.loo_probabilities_)
-    assert len(clf.add(X[:2] + 1.0, y[:2]).gp_.groups) == 42
+        small(inducing=60).fit(X, y, groups=groups)

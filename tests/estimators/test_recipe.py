@@ -1,4 +1,4 @@
-"""Recipes: values that print, compare and travel in files; sums of terms; how images are prepared, kept in models."""
+"""Recipes: values that print, compare and travel in JSON; sums of terms; how images are prepared."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 import cnngp
 from cnngp import Dense, Elementwise, GPClassifier, GPRegressor, Kernel, Sequential, datasets, gram, zoo
 from cnngp.common.arrays import DataError
-from cnngp.common.errors import ModelFileError, StoreError
+from cnngp.common.errors import StoreError
 from cnngp.datasets.preparation import PatchWhitening, Preparation, Zca, as_preparation
 from cnngp.estimators import Recipe, Term
 from cnngp.estimators.candidates import Candidate
@@ -18,6 +18,7 @@ from cnngp.estimators.kernels import kernel_of
 from cnngp.estimators.recipe import RecipeError
 from cnngp.estimators.training_images import Images
 from cnngp.gp.exact import ExactGP
+from helpers.estimators import classifier
 
 DATA = datasets.digits().take(80, 40)
 RECIPES = [
@@ -56,14 +57,16 @@ class Doubled(Preparation):
         return 2.0 * images
 
 
-def test_what_has_no_json_is_fitted_in_a_store_and_no_file_is_written_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_store_has_a_matrix_for_every_term_also_of_what_has_no_json(tmp_path: Path) -> None:
+    """Which another weight uses again; no model file is written that cannot be read."""
     cubed = Sequential(Dense(), Elementwise(lambda z: z**3), Dense())
-    recipe = Recipe([Term("dense_nngp", Doubled()), Term(cubed)], noise=0.1)
-    clf = GPClassifier(recipe, device="cpu", store=str(tmp_path / "store")).fit(DATA.X, DATA.y)
-    plain = GPClassifier(recipe, device="cpu").fit(DATA.X, DATA.y)
-    np.testing.assert_allclose(clf.predict_proba(DATA.X_test), plain.predict_proba(DATA.X_test), rtol=1e-9)
+    for weight in (0.5, 0.25):
+        recipe = Recipe([Term("dense_nngp", Doubled()), Term(cubed, "zca", weight=weight)], noise=0.01)
+        plain, stored = (classifier(recipe, store=store).fit(DATA.X, DATA.y) for store in (None, tmp_path / "K"))
+        np.testing.assert_allclose(stored.predict_proba(DATA.X_test), plain.predict_proba(DATA.X_test), atol=1e-6)
+        assert len(list((tmp_path / "K").glob("term-*"))) == 2
     with pytest.raises((DataError, ValueError), match="cannot be written to a file"):
-        clf.save(tmp_path / "model.gp")
+        stored.save(tmp_path / "model.gp")
     assert not (tmp_path / "model.gp").exists()
 
 
@@ -93,28 +96,6 @@ def test_what_is_no_recipe_is_refused(tmp_path: Path) -> None:
         Recipe.from_json(text)
 
 
-@pytest.mark.parametrize("recipe", RECIPES[1:], ids=lambda recipe: recipe.name)
-@pytest.mark.parametrize("inducing", [None, 30])
-def test_the_recipe_of_a_fit_makes_it_again_and_its_file_keeps_it(
-    recipe: Recipe, inducing: int | None, tmp_path: Path
-) -> None:
-    if inducing is not None and recipe.noise == "ml":
-        recipe = Recipe(recipe.terms, noise=1e-3)  # by likelihood, the discount is chosen with the noise
-    first = GPClassifier(recipe, inducing=inducing, device="cpu").fit(DATA.X, DATA.y)
-    assert isinstance(first.recipe_.noise, float)
-    again = GPClassifier(first.recipe_, inducing=inducing, device="cpu").fit(DATA.X, DATA.y)
-    P = first.predict_proba(DATA.X_test)
-    np.testing.assert_allclose(again.predict_proba(DATA.X_test), P, atol=1e-6)
-    first.save(tmp_path / "m.gp")
-    loaded = GPClassifier.load(tmp_path / "m.gp", device="cpu")
-    assert loaded.recipe_ == first.recipe_
-    assert loaded.get_params()["noise"] == (recipe.noise if isinstance(recipe.noise, str) else first.recipe_.noise)
-    np.testing.assert_array_equal(loaded.predict_proba(DATA.X_test), P)
-    np.testing.assert_array_equal(loaded.X_, first.X_)
-    if inducing is None:
-        np.testing.assert_allclose(loaded.fit(DATA.X, DATA.y).predict_proba(DATA.X_test), P, atol=1e-6)
-
-
 def test_the_kernel_is_the_sum_of_terms_of_mean_diagonal_1() -> None:
     recipe = RECIPES[2]
     images = Images(DATA.X.astype(np.float32), np.dtype(np.float32))
@@ -135,43 +116,19 @@ def test_the_kernel_is_the_sum_of_terms_of_mean_diagonal_1() -> None:
     np.testing.assert_allclose(reg.loo_predictions_, gp.leave_one_out().mean[:, 0], rtol=1e-4, atol=1e-4)
 
 
-def test_a_store_has_a_matrix_for_every_term(tmp_path: Path) -> None:
-    """Which another weight uses again."""
-    for weight in (0.5, 0.25):
-        recipe = Recipe((RECIPES[2].terms[0], Term("dense_nngp", preparation="zca", weight=weight)), noise=0.01)
-        plain, stored = (GPClassifier(recipe, store=s, device="cpu").fit(DATA.X, DATA.y) for s in (None, tmp_path))
-        np.testing.assert_allclose(stored.predict_proba(DATA.X_test), plain.predict_proba(DATA.X_test), atol=1e-6)
-        assert len(list(tmp_path.glob("term-*"))) == 2
-
-
-def test_the_noise_of_a_recipe_is_in_units_of_its_mean_diagonal() -> None:
-    net = GPClassifier("small_cnn", noise=0.01, device="cpu").fit(DATA.X, DATA.y)
-    mean = float(net.kernel_.diag(DATA.X).mean())
-    assert net.gp_.noise == 0.01
-    assert net.recipe_.noise == pytest.approx(0.01 / mean, rel=1e-6)
-    assert GPClassifier(net.recipe_, device="cpu").fit(DATA.X, DATA.y).gp_.noise == pytest.approx(0.01, rel=1e-6)
-
-
-@pytest.mark.parametrize("inducing", [None, 20, DATA.X_test[:20].astype(np.float32)], ids=["exact", "20", "own"])
-def test_a_given_preparation_is_the_same_as_prepared_images(inducing: Any) -> None:
-    """And the images are kept as they were."""
-    edges = as_preparation("edges")
-    inside = GPClassifier("small_cnn", preparation="edges", noise=0.1, inducing=inducing, device="cpu")
-    inside.fit(DATA.X, DATA.y)
-    own = isinstance(inducing, np.ndarray)
-    expected = DATA.X if inducing is None else DATA.X_test[:20] if own else DATA.X[inside.inducing_rows_]
-    np.testing.assert_array_equal(inside.X_, expected.astype(np.float32))
-    if own or inducing is None:
-        outside = GPClassifier(
-            "small_cnn", noise=0.1, inducing=edges.transform(inducing) if own else None, device="cpu"
-        )
-        outside.fit(edges.transform(DATA.X), DATA.y)
-        means = (inside.predict_latent(DATA.X_test)[0], outside.predict_latent(edges.transform(DATA.X_test))[0])
+def test_images_are_prepared_inside_and_kept_as_they_were() -> None:
+    edges, own = as_preparation("edges"), DATA.X_test[:20].astype(np.float32)
+    options: dict[str, Any] = {"preparation": "edges", "noise": 0.1}
+    for inducing, prepared, kept in ((own, edges.transform(own), own), (None, None, DATA.X)):
+        inside = classifier("small_cnn", inducing=inducing, **options).fit(DATA.X, DATA.y)
+        outside = classifier("small_cnn", inducing=prepared, noise=0.1).fit(edges.transform(DATA.X), DATA.y)
+        means = inside.predict_latent(DATA.X_test)[0], outside.predict_latent(edges.transform(DATA.X_test))[0]
         np.testing.assert_allclose(*means, atol=1e-5)
-    if inducing is None:
-        grown = GPClassifier("small_cnn", preparation="edges", noise=0.1, device="cpu").fit(DATA.X[:60], DATA.y[:60])
-        grown.add(DATA.X[60:], DATA.y[60:])
-        np.testing.assert_allclose(grown.predict_latent(DATA.X_test)[0], means[0], atol=1e-6)
+        np.testing.assert_array_equal(inside.X_, kept.astype(np.float32))
+    grown = classifier("small_cnn", **options).fit(DATA.X[:60], DATA.y[:60]).add(DATA.X[60:], DATA.y[60:])
+    np.testing.assert_allclose(grown.predict_latent(DATA.X_test)[0], means[0], atol=1e-6)
+    chosen = classifier("small_cnn", inducing=20, **options).fit(DATA.X, DATA.y)
+    np.testing.assert_array_equal(chosen.X_, DATA.X[chosen.inducing_rows_].astype(np.float32))
 
 
 def test_a_whitening_is_learned_from_training_images_and_their_mirror_images() -> None:
@@ -190,25 +147,3 @@ def test_a_store_of_plain_images_is_refused_with_the_reason_where_the_fit_prepar
         GPClassifier("small_cnn", preparation="edges", **options).fit(DATA.X, DATA.y)
     with pytest.raises(StoreError, match=r"the network \(.*Give another store$"):
         GPClassifier("dense_nngp", **options).fit(DATA.X, DATA.y)
-
-
-@pytest.mark.parametrize(
-    ("inducing", "names"), [(None, ("Y", "K", "point_noise", "X")), (20, ("rhs", "inducing_rows", "B", "X"))]
-)
-def test_a_model_file_whose_arrays_contradict_each_other_is_refused(
-    inducing: int | None, names: tuple[str, ...], tmp_path: Path
-) -> None:
-    from cnngp.common import files
-
-    clf = GPClassifier(RECIPES[1], inducing=inducing, device="cpu").fit(DATA.X, DATA.y)
-    clf.save(tmp_path / "m.gp")
-    header, arrays = files.read(tmp_path / "m.gp")
-    changed: list[tuple[dict[str, Any], dict[str, Any]]] = [({"recipe": "x" * 10**6}, {})]
-    for name in names:
-        for wrong in (np.zeros((10**7, 0)), arrays[name][:-1], np.full(arrays[name].shape, np.nan)):
-            changed += [({}, {name: wrong})]
-    for of_header, of_arrays in changed:
-        files.write(tmp_path / "wrong.gp", header | of_header, arrays | of_arrays)
-        with pytest.raises(ModelFileError) as error:
-            GPClassifier.load(tmp_path / "wrong.gp", device="cpu")
-        assert len(str(error.value)) < 600

@@ -129,11 +129,11 @@ def test_the_posterior_through_inducing_points(seed: int, monkeypatch: pytest.Mo
         chosen = np.searchsorted(at, points)
         return np.linalg.solve(np.linalg.cholesky(K_mm[np.ix_(chosen, chosen)]), K[np.ix_(points, rows)])
 
-    def given(test: Any, train: Any, points: Any) -> tuple[Any, Any]:
+    def given(test: Any, train: Any, targets: Any, points: Any) -> tuple[Any, Any]:
         Phi, new = features(train, points), features(test, points)
         A = (Phi * omega[train]) @ Phi.T + noise * np.eye(len(points))
         spread = -new.T @ new + noise * new.T @ np.linalg.solve(A, new)
-        return new.T @ np.linalg.solve(A, (Phi * omega[train]) @ Y[train]), K[np.ix_(test, test)] + spread
+        return new.T @ np.linalg.solve(A, (Phi * omega[train]) @ targets), K[np.ix_(test, test)] + spread
 
     known = (features(np.arange(n), at) ** 2).sum(0)
     omega = 1.0 / (1.0 + discount * np.maximum(K.diagonal()[:n] - known, 0.0) / unit)
@@ -141,23 +141,33 @@ def test_the_posterior_through_inducing_points(seed: int, monkeypatch: pytest.Mo
     density = multivariate_normal(np.zeros(n), 1.7 * (Q + np.diag(noise / omega)))
     assert gp.log_marginal_likelihood == pytest.approx(sum(density.logpdf(y) for y in Y.T), rel=1e-7)
     assert gp.solved().residual < 1e-10
-    mean, covariance = given(np.arange(n, n + M), np.arange(n), at)
+    mean, covariance = given(np.arange(n, n + M), np.arange(n), Y, at)
     np.testing.assert_allclose(gp.mean(K_new[:, at]), mean, atol=1e-7)
     np.testing.assert_allclose(gp.covariance(K_new[:, at], K_new_new), 1.7 * covariance, atol=1e-7)
     np.testing.assert_allclose(gp.variance(K_new[:, at], diagonal), 1.7 * np.diag(covariance), atol=1e-7)
-    means, variances = np.empty_like(Y), np.empty(n)
-    for i in range(n):
-        rows = np.flatnonzero(problem.group == problem.group[i])
-        mean, covariance = given(np.array([i]), np.setdiff1d(np.arange(n), rows), np.setdiff1d(at, rows))
-        means[i], variances[i] = mean[0], covariance[0, 0] + noise
-    assert_left_out(gp, means, variances, rtol=1e-4)
-    assert_left_out(InducingGP.restored(*gp.state("float64"), np), means, variances, rtol=1e-4)
+
+    def assert_each_without(one: InducingGP, groups: Any, rows: Any, targets: Any) -> None:
+        """`rows` are the points that have been there, some of them more than once."""
+        means, variances = np.empty_like(one.loo_targets), np.empty(len(one.loo_rows))
+        for i in range(len(means)):
+            together = np.flatnonzero(groups == groups[i])
+            rest = ~np.isin(rows, together)
+            mean, covariance = given(np.array([i]), rows[rest], targets[rest], np.setdiff1d(at, together))
+            means[i], variances[i] = mean[0], covariance[0, 0] + noise
+        for same in (one, InducingGP.restored(*one.state("float64"), np)):
+            assert_left_out(same, means, variances, rtol=1e-4)
+
+    assert_each_without(gp, problem.group, np.arange(n), Y)
     later = InducingGP(K_mm, parts[:1], np.arange(5), noise=noise, amplitude=1.7, own=own[:5], discounts=(discount,))
     for one in (later, InducingGP.restored(*later.state("float64"), np)):
         one.add(parts[1:])
         assert one.discount == discount
         np.testing.assert_allclose(one.mean(K_new[:, at]), gp.mean(K_new[:, at]), atol=1e-9)
         assert one.log_marginal_likelihood == pytest.approx(gp.log_marginal_likelihood, rel=1e-9)
+    # Points that are there again are left out with their copies.
+    rows, T = np.r_[np.arange(n), 0, 2, 0], np.r_[Y, problem.rng.standard_normal((3, Y.shape[1]))]
+    later.add([(slice(n, n + 3), K[rows[n:]][:, at], T[n:], K.diagonal()[rows[n:]])])
+    assert_each_without(later, np.arange(n), rows, T)
 
 
 @seeds

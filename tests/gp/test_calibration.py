@@ -75,18 +75,6 @@ def test_temperatures_and_shares_of_random_labels_are_recovered() -> None:
     assert pytest.approx(0.3, abs=0.03) == noise
 
 
-def test_random_labels_make_other_probabilities_no_less_sure() -> None:
-    scores, labels = drawn(250, 0.3, 2)
-    new, new_labels = drawn(4000, 0.3, 3)
-    T, noise = calibration.fit_label_noise(scores, labels)
-    P = calibration.with_label_noise(calibration.softmax(new / T), noise)
-    alone = calibration.fit_temperature(scores, labels)
-    timid = calibration.scores(calibration.softmax(new / alone), new_labels)
-    assert calibration.scores(P, new_labels).ece < 0.05 < 0.1 < timid.ece
-    assert calibration.scores(P, new_labels).nll < timid.nll - 0.05
-    np.testing.assert_array_equal(P.argmax(1), new.argmax(1))
-
-
 def test_labels_that_follow_the_scores_are_not_taken_to_be_random() -> None:
     for n in (20, 100, 400):
         found = [calibration.fit_label_noise(*drawn(n, 0.0, seed)) for seed in range(10)]

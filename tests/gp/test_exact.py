@@ -1,5 +1,6 @@
 """Exact GP algebra: moments, jitter, memory and what is refused; test_against_refits.py compares with refitting."""
 
+import math
 import tracemalloc
 from typing import Any
 
@@ -12,11 +13,10 @@ from cnngp.gp.conformal import allowed, intervals, p_values
 from cnngp.gp.exact import ExactGP, posterior_samples
 from cnngp.gp.linalg import Factor, JitterWarning, NotPositiveDefinite
 from cnngp.gp.selection import chosen
-from helpers.refits import rbf
+from helpers.refits import Problem, rbf
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(70, 4))
-Z = RNG.normal(size=(15, 4))
 Y = np.stack([np.sin(X[:, 0]), X[:, 1] * X[:, 2], np.cos(X @ np.ones(4))], 1) + 0.1 * RNG.normal(size=(70, 3))
 
 
@@ -27,20 +27,18 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_samples_have_the_posterior_moments() -> None:
-    gp = ExactGP(rbf(X, X), Y, noise=0.05)
-    n, mean, cov = 20_000, gp.mean(rbf(Z, X)), gp.covariance(rbf(Z, X), rbf(Z, Z))
-    draws = posterior_samples(mean, cov, n, seed=1)
-    assert draws.shape == (n, 15, 3)
-    sd = np.sqrt(np.diag(cov))
-    assert np.abs((draws.mean(0) - mean) / sd[:, None]).max() < 5 / np.sqrt(n)
-    for c in range(3):
-        centred = draws[:, :, c] - draws[:, :, c].mean(0)
-        assert np.abs((centred.T @ centred / n - cov) / np.outer(sd, sd)).max() < 6 / np.sqrt(n)
+    problem = Problem(2)
+    mean, covariance = problem.predicted(np.arange(problem.n, problem.n + 4), np.arange(problem.n), problem.Y)
+    draws = posterior_samples(mean, covariance, 20_000, seed=1)
+    assert draws.shape == (20_000, *mean.shape)
+    np.testing.assert_allclose(draws.mean(0), mean, atol=5.0 / math.sqrt(20_000))
+    for of_output in draws.transpose(2, 1, 0):
+        np.testing.assert_allclose(np.cov(of_output), covariance, atol=6.0 / math.sqrt(20_000))
 
 
 def test_an_addition_that_needs_more_jitter_factorises_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """The new points repeat old ones; the model is as if fitted on all, or, where that fails, as it was to the bit."""
-    K, y, at = rbf(X[:30, :3], X[:30, :3], 1.0), Y[:30, :1], np.r_[np.arange(30), 4, 7]
+    K, y, at = rbf(X[:30, :3], length=1.0), Y[:30, :1], np.r_[:30, 4, 7]
     gp = ExactGP(K, y)
     before = gp.factor.A.copy(), gp.mean(K[:3])
 
@@ -62,17 +60,17 @@ def test_an_addition_that_needs_more_jitter_factorises_a_copy(monkeypatch: pytes
 
 
 def test_singular_matrix_gets_the_smallest_jitter_that_works_and_factors_restore_it() -> None:
-    twice = np.concatenate([X[:20], X[:20]])
-    K = rbf(twice, twice)
+    at = np.r_[:20, :20]
+    K = rbf(X[at])
     with pytest.warns(JitterWarning, match="not positive definite"):
-        gp = ExactGP(K, np.concatenate([Y[:20], Y[:20]]))
+        gp = ExactGP(K, Y[at])
     assert 0 < gp.jitter <= 1e-12
     A = K.copy()
     with pytest.raises(NotPositiveDefinite):
         Factor.of(A, gp.jitter / 100)
-    np.testing.assert_array_equal(A, K)  # restored
+    np.testing.assert_array_equal(A, K)
     np.testing.assert_array_equal(Factor.of(A, 0.1).restore(), K)
-    np.testing.assert_allclose(gp.mean(K), np.concatenate([Y[:20], Y[:20]]), atol=1e-3)
+    np.testing.assert_allclose(gp.mean(K), Y[at], atol=1e-3)
 
 
 def test_one_buffer_is_all_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,6 +104,10 @@ def test_one_buffer_is_all_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
         # The amplitude is made of squares; without it standard deviations would be those of another scale.
         (np.eye(3), np.full((3, 1), 1e160), {}, "^targets of .* are too large to square in float64; rescale them$"),
         (np.eye(3), np.full((3, 1), 1e-160), {}, "^targets of .* are too small to square in float64; rescale them$"),
+        (np.eye(3), np.ones((3, 1)), {"groups": np.arange(5)}, r"groups has shape \(5,\); expected 3 names or numbers"),
+        (np.eye(3), np.ones((3, 1)), {"groups": np.zeros(3)}, "puts all images together"),
+        (np.eye(3), np.ones((3, 1)), {"groups": np.array([0.0, 1.0, np.nan])}, "expected 3 names or numbers"),
+        (np.eye(3), np.ones((3, 1)), {"groups": np.array([1, "a", 2], dtype=object)}, "cannot be compared"),
     ],
 )
 def test_bad_matrices_are_refused(K: np.ndarray, targets: np.ndarray, options: dict, message: str) -> None:
@@ -114,9 +116,9 @@ def test_bad_matrices_are_refused(K: np.ndarray, targets: np.ndarray, options: d
 
 
 def test_amplitudes_of_extreme_targets_and_test_matrices_of_another_size() -> None:
-    gp = ExactGP(rbf(X, X), Y, noise=0.1)
+    gp = ExactGP(rbf(X), Y, noise=0.1)
     for scale in (1e120, 1e-120):
-        assert ExactGP(rbf(X, X), scale * Y, noise=0.1).amplitude == pytest.approx(gp.amplitude * scale**2)
+        assert ExactGP(rbf(X), scale * Y, noise=0.1).amplitude == pytest.approx(gp.amplitude * scale**2)
     with pytest.raises(MatrixError, match=r"shape of K\(test, training\) is \(1, 4\); expected \(test points, 70"):
         gp.mean(np.ones((1, 4)))
 
@@ -135,7 +137,7 @@ def test_too_few_points_for_a_coverage_exclude_nothing():
 
 def test_blank_points_are_chosen_last_and_pools_are_checked():
     points = RNG.standard_normal((6, 2))
-    K = rbf(points, points) * np.outer(*2 * [1.0 + points[:, 0] ** 2])
+    K = rbf(points) * np.outer(*2 * [1.0 + points[:, 0] ** 2])
     K[2], K[:, 2] = 0.0, 0.0
     found = chosen(6, K)
     assert found.rows[-1] == 2

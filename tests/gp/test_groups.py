@@ -8,48 +8,12 @@ import pytest
 
 from cnngp.gp import leave_one_out as grouping
 from cnngp.gp import objectives
-from cnngp.gp.checks import MatrixError
 from cnngp.gp.exact import ExactGP
 from cnngp.gp.near_copies import near_copies, warn_of_near_copies
 from helpers.refits import rbf
 
 RNG = np.random.default_rng(3)
 LENGTH = 0.6**-0.5
-
-
-@pytest.mark.parametrize("apart", [0.0, 1e-6, 1e-3])
-def test_measurements_that_contradict_each_other_are_noise(apart):
-    """Too few points of too many dimensions to learn from: only the repeated ones say how exact a measurement is."""
-    for seed in range(5):
-        rng = np.random.default_rng(seed)
-        points = np.repeat(rng.standard_normal((40, 30)), 2, axis=0)
-        points += apart * rng.standard_normal(points.shape)
-        new, weights = rng.standard_normal((200, 30)), rng.standard_normal((30, 1))
-        f, f_new = (np.tanh(x @ weights / 6) for x in (points, new))
-        K = 1.0 + 0.1 * points @ points.T + rbf(points / 8, length=LENGTH)
-        k = 1.0 + 0.1 * new @ points.T + rbf(new / 8, points / 8, LENGTH)
-        gp = ExactGP(K, f + 0.3 * rng.standard_normal(f.shape), noise="loo", groups=np.repeat(np.arange(40), 2))
-        assert 0.15 < math.sqrt(gp.amplitude * gp.noise) < 0.45
-        error = math.sqrt(float(((gp.mean(k) - f_new) ** 2).mean()))
-        std = math.sqrt(float(gp.variance(k, 2.0 + 0.1 * (new**2).sum(1)).mean()))
-        assert 0.5 < std / error < 2.0
-
-
-@pytest.mark.parametrize(("copies", "least"), [(3, 0.83), (12, 0.55)])
-def test_copies_that_agree_hardly_make_predictions_surer(copies, least):
-    """Below 95 %, as the model has no noise that copies share; the amplitude by likelihood covers 78 and 44 %."""
-    covered = []
-    for seed in range(8):
-        rng = np.random.default_rng(seed)
-        points, new = rng.standard_normal((30, 3)), rng.standard_normal((100, 3))
-        f, f_new = (np.sin(1.5 * x[:, :1]) + 0.5 * x[:, 1:2] for x in (points, new))
-        groups = np.repeat(np.arange(30), copies)
-        Y = (f + 0.3 * rng.standard_normal(f.shape))[groups]
-        everything = rbf(np.concatenate([points, new]), length=LENGTH)
-        gp = ExactGP(everything[:30, :30][np.ix_(groups, groups)], Y, noise="loo", groups=groups)
-        k = everything[30:, :30][:, groups]
-        covered.append(np.abs(gp.mean(k) - f_new)[:, 0] < 2.0 * np.sqrt(gp.variance(k, np.ones(100))))
-    assert np.mean(covered) > least
 
 
 def test_noise_of_many_points_sees_the_contradictions(monkeypatch):
@@ -82,20 +46,6 @@ def test_groups_are_drawn_whole_and_thinned_points_keep_the_contradictions_insid
         assert (np.diff(rows) > 0).all()
         assert (np.unique(groups[rows], return_counts=True)[1] > 1).all()
         assert len(np.unique(groups[rows])) >= 3
-
-
-@pytest.mark.parametrize(
-    ("groups", "message"),
-    [
-        (np.arange(5), r"groups has shape \(5,\); expected 17 names or numbers"),
-        (np.zeros(17), "puts all images together"),
-        (np.array([np.nan] * 17), "expected 17 names or numbers"),
-        (np.array([1, "a"] * 8 + [2], dtype=object), "cannot be compared"),
-    ],
-)
-def test_groups_that_cannot_be_meant_are_refused(groups, message):
-    with pytest.raises(MatrixError, match=message):
-        ExactGP(np.eye(17), np.ones((17, 1)), groups=groups)
 
 
 # ---- near copies -----------------------------------------------------------------------------------------------------

@@ -1,17 +1,18 @@
-"""Solving a kernel matrix: against Cholesky on real images, what is refused, when it fails, and when it is killed."""
+"""Solving a kernel matrix: against Cholesky, what is refused, when it fails, and when it is killed."""
 
 import dataclasses
-import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
+import zarr
 
-from cnngp import Kernel, datasets, gram, zoo
+from cnngp import gram
 from cnngp.common import memory
 from cnngp.common.errors import StoreError
 from cnngp.gp import solve
@@ -25,15 +26,6 @@ from helpers.solves import DIGITS, KERNEL, targets, twice
 
 
 @pytest.fixture(scope="module")
-def real() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """K, K(test, training) and targets of 600 images of MNIST where it is there, else of digits."""
-    there = Path(os.environ.get("CNNGP_DATA", ""), "mnist").is_dir() and "CNNGP_DATA" in os.environ
-    data = (datasets.mnist() if there else datasets.digits()).take(600, 100)
-    kernel = Kernel(zoo.small_cnn(), device="cpu")
-    return kernel(data.X), kernel(data.X_test, data.X).astype(float), 2.0 * np.eye(10)[data.y] - 1.0
-
-
-@pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """300 digits in 16 tiles, of which 10 are on or above the diagonal."""
     path = tmp_path_factory.mktemp("solve") / "K.zarr"
@@ -43,30 +35,19 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("relative", [1e-2, 1e-3])
 @pytest.mark.parametrize("method", ["cholesky", "cg"])
-def test_predictions_are_those_of_cholesky_on_real_images(real: Any, method: Any, relative: float) -> None:
-    K, K_test, Y = real
-    noise = relative * float(K.diagonal().mean())
-    exact = K_test @ ExactGP(K, Y, noise=noise).alpha
-    found = solve(K, Y, noise, method, device="cpu")
-    assert found.converged
-    assert found.method == method
-    difference = np.abs(K_test @ found.weights - exact).max()
-    assert difference < 1e-6
-    # The bound is one: nothing that a prediction can be off by is larger.
-    assert difference <= found.error_bound + 1e-12
-    residual = np.linalg.norm(K @ found.weights + noise * found.weights - Y, axis=0) / np.linalg.norm(Y, axis=0)
-    np.testing.assert_allclose(found.residuals, residual, atol=1e-13)
-
-
-def test_store_path_and_array_are_one_matrix(stored: Path) -> None:
-    import zarr
-
-    K = KERNEL(DIGITS.X)
-    weights = ExactGP(K, targets(), noise=0.01).alpha
+def test_store_path_and_array_are_one_matrix_and_solved_as_by_cholesky(stored: Path, method: Any, relative: float):
+    K, K_test = KERNEL(DIGITS.X), KERNEL(DIGITS.X_test, DIGITS.X).astype(float)
+    Y, noise = targets(), relative * float(K.diagonal().mean())
+    exact = ExactGP(K, Y, noise=noise).alpha
     for matrix in (stored, str(stored), zarr.open_array(str(stored), path="K", mode="r"), K):
-        for method in ("cg", "cholesky"):
-            found = solve(matrix, targets(), 0.01, method, device="cpu")
-            np.testing.assert_allclose(found.weights, weights, atol=1e-6 * np.abs(weights).max())
+        found = solve(matrix, Y, noise, method, device="cpu")
+        assert (found.converged, found.method) == (True, method)
+        np.testing.assert_allclose(found.weights, exact, atol=1e-6 * np.abs(exact).max())
+        difference = np.abs(K_test @ (found.weights - exact)).max()
+        # The bound is one: nothing that a prediction can be off by is larger.
+        assert difference <= found.error_bound + 1e-12 < 1e-6
+        residual = np.linalg.norm(K @ found.weights + noise * found.weights - Y, axis=0) / np.linalg.norm(Y, axis=0)
+        np.testing.assert_allclose(found.residuals, residual, atol=1e-13)
     assert sorted(p.name for p in stored.parent.iterdir()) == ["K.zarr"]  # no checkpoint is left
 
 
@@ -84,27 +65,12 @@ def test_solve_takes_stores_and_tensors_to_a_real_card(stored: Any, method: Any)
         np.testing.assert_allclose(found.weights, exact, atol=1e-6 * np.abs(exact).max())
 
 
-class Tiles:
-    """An array in chunks that keeps what is read of it."""
-
-    def __init__(self, K: np.ndarray, chunks: tuple[int, int]) -> None:
-        self.K, self.chunks, self.shape, self.dtype = K, chunks, K.shape, K.dtype
-        self.reads: list[tuple[slice, slice]] = []
-
-    def __getitem__(self, key: tuple[slice, slice]) -> np.ndarray:
-        self.reads.append(key)
-        return self.K[key]
-
-
-@pytest.mark.parametrize(("chunks", "tiles"), [((80, 80), 10), ((80, 100), 12)])
-def test_a_pass_reads_every_tile_of_one_triangle_once(chunks: tuple[int, int], tiles: int) -> None:
+@pytest.mark.parametrize("chunks", [(80, 80), (80, 100)])
+def test_a_pass_over_tiles_that_are_square_or_not(chunks: tuple[int, int]) -> None:
     """Tiles that are not square have no mirror images among them, so all of them are read."""
-    K = KERNEL(DIGITS.X)
-    there = Tiles(K, chunks)
-    V = np.random.default_rng(0).normal(size=(300, 3))
-    np.testing.assert_allclose(SymmetricMatrix(there).multiply(V), K.astype(float) @ V, rtol=1e-12)
-    assert len(there.reads) == len(set(map(str, there.reads))) == tiles
-    assert max(K[read].size for read in there.reads) <= chunks[0] * chunks[1]
+    K, V = KERNEL(DIGITS.X), np.random.default_rng(0).normal(size=(300, 3))
+    matrix = SymmetricMatrix(zarr.array(K, chunks=chunks), progress=False)
+    np.testing.assert_allclose(matrix.multiply(V), K.astype(float) @ V, rtol=1e-12)
 
 
 def test_dependent_and_empty_right_hand_sides() -> None:
@@ -126,11 +92,11 @@ def test_dependent_and_empty_right_hand_sides() -> None:
     assert not solve(K, several, 0.01, "cg", device="cpu").weights[:, 2].any()
 
 
-def test_the_preconditioner_is_what_it_says_and_saves_passes(real: Any) -> None:
-    K, _, Y = real
+def test_the_preconditioner_is_what_it_says_and_saves_passes() -> None:
+    K, Y = KERNEL(DIGITS.X), targets()
     noise = 1e-2 * float(K.diagonal().mean())
-    E = Nystrom.of(SymmetricMatrix(K).multiply, np, 600, 100, noise, seed=0)
-    V = np.random.default_rng(1).normal(size=(600, 2))
+    E = Nystrom.of(SymmetricMatrix(K).multiply, np, 300, 100, noise, seed=0)
+    V = np.random.default_rng(1).normal(size=(300, 2))
     np.testing.assert_allclose(E.solve(E.multiply(V)), V, atol=1e-9)
     np.testing.assert_allclose(E.U.T @ E.U, np.eye(100), atol=1e-9)
     top = np.linalg.eigvalsh(K.astype(float))[::-1][:5]
@@ -178,10 +144,9 @@ def test_what_was_not_solved_says_why_and_is_no_worse_than_nothing(case: str) ->
 
 
 def test_cholesky_of_a_singular_matrix_says_that_it_added_something() -> None:
-    K = KERNEL(np.concatenate([DIGITS.X[:30]] * 2))
-    Y = np.random.default_rng(0).normal(size=(60, 1))
+    K = twice(np.r_[:30, :30])
     with pytest.warns(JitterWarning), pytest.warns(ConvergenceWarning, match="mean diagonal had to be added"):
-        assert not solve(K, Y, 0.0, "cholesky", device="cpu").converged
+        assert not solve(K, np.arange(60.0), 0.0, "cholesky", device="cpu").converged
 
 
 @pytest.mark.parametrize(("free", "method"), [(720_000, "cholesky"), (719_999, "cg")])
@@ -212,18 +177,13 @@ WRONG = [
         ({"client": SimpleNamespace(scatter=0, map=0, gather=0)}, "client= needs a matrix in a store"),
         ({"client": "tcp://host:8786"}, "client='tcp://host:8786': expected a dask.distributed.Client"),
         ({"Y": np.ones(4) + 0j}, "^Y has type complex128; expected real numbers$"),
-        ({"Y": [1, "2", 3, 4]}, "^Y has type <U21; expected real numbers$"),
-        ({"store": np.eye(4) + 0j}, "^the kernel matrix has type complex128; expected real numbers$"),
-        ({"store": np.eye(4).astype("S8")}, r"^the kernel matrix has type \|S8; expected real numbers$"),
-        ({"store": np.full((4, 4), "1", object)}, "^the kernel matrix holds Python objects that are not all real"),
     ],
 )
 def test_bad_arguments(arguments: dict[str, Any], message: str) -> None:
     good = {"store": np.eye(4), "Y": np.ones(4), "noise": 0.1, "method": "cg", "device": "cpu"}
-    for method in ("cg", "cholesky") if {"Y", "store"} & set(arguments) and "has type" in message else ("cg",):
-        with pytest.raises(ValueError, match=message) as caught:
-            solve(**(good | {"method": method} | arguments))
-        assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match=message) as caught:
+        solve(**(good | arguments))
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("method", ["cholesky", "cg"])
@@ -277,15 +237,14 @@ def test_workers_multiply_rows_of_tiles(stored: Path) -> None:
 class Killed(BaseException): ...
 
 
-def _kill_after(monkeypatch: pytest.MonkeyPatch, iterations: int) -> None:
-    """Every iteration is kept, and the process dies right after that of one of them was."""
-    monkeypatch.setattr(conjugate, "SECONDS", 0.0)
+def _stop_after(monkeypatch: pytest.MonkeyPatch, iterations: int, error: BaseException) -> None:
+    """The process ends right after one of its iterations was seen."""
     see = Checkpoint.see
 
     def seen(self: Checkpoint, state: conjugate.State) -> None:
         see(self, state)
         if state.iteration == iterations:
-            raise Killed
+            raise error
 
     monkeypatch.setattr(Checkpoint, "see", seen)
 
@@ -295,23 +254,14 @@ def test_a_solve_that_was_stopped_goes_on_where_it_was(stored: Path, monkeypatch
     options: dict[str, Any] = {"method": "cg", "rank": 20, "device": "cpu"}
     whole = solve(stored, targets(), 1e-3, **options)
     assert whole.iterations > 8
-    passes: list[int] = []
-    interrupted_at = [9 if stop == "interrupted" else 0]  # the sketch and seven iterations are done
-    multiply = SymmetricMatrix.multiply
-
-    def counted(self: SymmetricMatrix, V: np.ndarray) -> np.ndarray:
-        passes.append(1)
-        if len(passes) in interrupted_at:
-            raise KeyboardInterrupt
-        return multiply(self, V)
-
-    monkeypatch.setattr(SymmetricMatrix, "multiply", counted)
     with monkeypatch.context() as patch:
         if stop == "killed":
-            _kill_after(patch, 7)
+            patch.setattr(conjugate, "SECONDS", 0.0)  # every iteration is kept
+            _stop_after(patch, 7, Killed())
             with pytest.raises(Killed):
                 solve(stored, targets(), 1e-3, **options)
         elif stop == "interrupted":
+            _stop_after(patch, 7, KeyboardInterrupt())
             with pytest.raises(KeyboardInterrupt, match=r"iteration 7 is kept in .*Run it again to continue"):
                 solve(stored, targets(), 1e-3, **options)
         else:
@@ -319,12 +269,13 @@ def test_a_solve_that_was_stopped_goes_on_where_it_was(stored: Path, monkeypatch
                 with pytest.warns(ConvergenceWarning, match="7 iterations were not enough; more of them go on from .*"):
                     solve(stored, targets(), 1e-3, **options, iterations=7)
     assert len(list(stored.parent.glob("K.zarr.solve-*"))) == 1
-    passes.clear()
-    interrupted_at.clear()
-    again = solve(stored, targets(), 1e-3, **options)
+    with mock.patch.object(
+        SymmetricMatrix, "multiply", autospec=True, side_effect=SymmetricMatrix.multiply
+    ) as multiply:
+        again = solve(stored, targets(), 1e-3, **options)
     np.testing.assert_array_equal(again.weights, whole.weights)
     assert again.iterations == whole.iterations
-    assert len(passes) == 1 + whole.iterations - 7 + 1  # the preconditioner, the rest, and the check
+    assert multiply.call_count == 1 + whole.iterations - 7 + 1  # the preconditioner, the rest, and the check
     assert [p.name for p in stored.parent.iterdir()] == ["K.zarr"]
 
 
@@ -332,8 +283,8 @@ def test_what_is_no_checkpoint_of_this_problem_is_left_as_it_is(stored: Path, tm
     path = tmp_path / "solve.state"
     options: dict[str, Any] = {"method": "cg", "rank": 20, "device": "cpu", "checkpoint": path}
     with monkeypatch.context() as patch:
-        _kill_after(patch, 5)
-        with pytest.raises(Killed):
+        _stop_after(patch, 5, KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
             solve(stored, targets(), 1e-3, **options)
     for problem in ((stored, targets(), 2e-3), (stored, -targets(), 1e-3), (KERNEL(DIGITS.X) * 2, targets(), 1e-3)):
         with pytest.raises(StoreError, match="checkpoint of another problem"):

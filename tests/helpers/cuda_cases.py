@@ -61,6 +61,9 @@ def agrees(run: OnCard, net: Network, shape: tuple[int, ...], tolerance: float =
     assert np.array_equal(S[..., 0, 1:], run.cross(X[:1], X[1:])[..., 0, :])
     assert pools or np.array_equal(across, run.cross(Z, X).swapaxes(-1, -2)), "not symmetric in the two images"
     diagonals = run.diagonals(X)
+    if run.kinds == 2:
+        assert np.array_equal(run.engine.symmetric(run.flat(X)), S[1]), "Θ alone is not Θ beside K"
+        assert np.array_equal(run.engine.diagonal(run.flat(X)), diagonals[1])
     for k, kind in enumerate(KINDS[: run.kinds]):
         R, bound = reference.kernel(net, X, kind=kind), tolerance or (1e-6 if dtype == "float32" else 1e-12)
         found = compare(net, both, joint[k], run.dtype, kind) if judged else None
@@ -69,9 +72,7 @@ def agrees(run: OnCard, net: Network, shape: tuple[int, ...], tolerance: float =
         assert error(S.reshape(-1, n, n)[k], R) <= bound, kind
         assert error(across.reshape(-1, n, m)[k], reference.kernel(net, X, Z, kind=kind)) <= bound, kind
         rtol = (1e-7 if dtype == "float32" else 1e-9) if series else 1e-13
-        if (
-            pools and kind == "ntk"
-        ):  # two places of one image may be equal up to a factor, and the tables are of float64
+        if pools and kind == "ntk":  # places of one image may be equal up to a factor; tables are of float64
             rtol = tangent_bound(net, rtol, "float64", True)
         assert np.allclose(diagonals[k], R.diagonal(), rtol=rtol, atol=0.0), kind
 

@@ -1,6 +1,8 @@
-// Just enough CUDA to run the generated kernels on a CPU: every thread of a block is a fiber, and a barrier or a shuffle
-// hands over to the next one, so threads of a warp go in lockstep. Slow, exact in its semantics, and needs no card.
-// SANITIZED: it is a thread of the CPU, for a sanitizer that finds two of them at the same number without a barrier.
+// Just enough CUDA to run the generated kernels on a CPU: every thread of a block is a fiber, and a shuffle hands over to
+// the next one of its warp, so threads of a warp go in lockstep. A warp goes on alone until it meets a barrier of the
+// block, and which one is first is drawn anew every time: where a barrier is missing, threads read what others have not
+// written yet, or add in any order, and results are wrong or differ in their bits from run to run.
+// Slow, exact in its semantics, and needs no card.
 #include <ucontext.h>
 #include <algorithm>
 #include <cmath>
@@ -20,75 +22,46 @@ using namespace std;
 struct alignas(16) float4 { float x, y, z, w; };
 struct alignas(16) double2 { double x, y; };
 struct Index { int x; };
-#ifdef SANITIZED
-#include <atomic>
-#include <barrier>
-#include <memory>
-#include <thread>
-static thread_local Index threadIdx;
-#else
-static Index threadIdx;
-#endif
-static Index blockIdx, blockDim, gridDim;
+static Index threadIdx, blockIdx, blockDim, gridDim;
 
 template <class T> T __ldg(const T* p) { return *p; }
 inline float __fadd_rn(float x, float y) { return x + y; }
 inline double __dadd_rn(double x, double y) { return x + y; }
 inline long long __double_as_longlong(double x) { long long y; memcpy(&y, &x, 8); return y; }
 
-#ifdef SANITIZED
-inline void atomicMax(unsigned long long* at, unsigned long long x) {
-    atomic<unsigned long long>& value = *reinterpret_cast<atomic<unsigned long long>*>(at);
-    unsigned long long old = value.load();
-    while (old < x && !value.compare_exchange_weak(old, x)) {}
-}
-namespace fibers {
-static unique_ptr<std::barrier<>> whole, warps[32];
-static double exchanged[1024];
-inline void barrier() { whole->arrive_and_wait(); }
-inline void yield_() { warps[threadIdx.x / 32]->arrive_and_wait(); }
-inline void launch(int blocks, int threads, function<void()> kernel) {
-    gridDim.x = blocks;
-    blockDim.x = threads;
-    for (blockIdx.x = 0; blockIdx.x < blocks; blockIdx.x++) {
-        whole = make_unique<std::barrier<>>(threads);
-        for (int w = 0; w < threads / 32; w++) warps[w] = make_unique<std::barrier<>>(32);
-        vector<thread> running;
-        for (int t = 0; t < threads; t++) running.emplace_back([=] { threadIdx.x = t; kernel(); });
-        for (thread& t : running) t.join();
-    }
-}
-template <class T> T exchange(T v, int lane) {
-    exchanged[threadIdx.x] = v;
-    yield_();
-    const T other = (T)exchanged[threadIdx.x / 32 * 32 + lane];
-    yield_();
-    return other;
-}
-}
-#else
 inline void atomicMax(unsigned long long* at, unsigned long long x) { *at = max(*at, x); }
+
 namespace fibers {
-const int STACK = 128 * 1024, MOST = 1024;
-struct Fiber { ucontext_t context; bool done; int parity; double slot[2]; char* stack; };
+const int STACK = 128 * 1024, MOST = 1024, WARP = 32;
+struct Fiber { ucontext_t context; bool done, waiting; int parity; double slot[2]; char* stack; };
 static Fiber fiber[MOST];
 static ucontext_t scheduler;
 static int current;
 static function<void()> kernel;
-static int alive, arrived, generation;
 inline void yield_() { swapcontext(&fiber[current].context, &scheduler); }
-inline void release() { if (arrived == alive) { arrived = 0; generation++; } }
-inline void entry() { kernel(); fiber[current].done = true; alive--; release(); yield_(); }
-// Waits for all threads of the block: warps with more shuffles than others take longer to come here.
-inline void barrier() {
-    const int mine = generation;
-    arrived++;
-    release();
-    do yield_(); while (generation == mine);
+inline void entry() { kernel(); fiber[current].done = true; yield_(); }
+inline void barrier() { fiber[current].waiting = true; yield_(); }
+inline bool backwards() {
+    static unsigned state = 1;
+    state = 1664525 * state + 1013904223;
+    return state >> 31;
+}
+// The threads of a warp take turns until each of them is done or waits for the block.
+inline void warp(int first, int count) {
+    const bool back = backwards();
+    for (bool running = true; running;) {
+        running = false;
+        for (int k = 0; k < count; k++) {
+            const int t = first + (back ? count - 1 - k : k);
+            if (fiber[t].done || fiber[t].waiting) continue;
+            running = true;
+            current = t;
+            threadIdx.x = t;
+            swapcontext(&scheduler, &fiber[t].context);
+        }
+    }
 }
 inline void block(int threads) {
-    alive = threads;
-    arrived = 0;
     for (int t = 0; t < threads; t++) {
         Fiber& f = fiber[t];
         if (!f.stack) f.stack = (char*)malloc(STACK);
@@ -96,19 +69,18 @@ inline void block(int threads) {
         f.context.uc_stack.ss_sp = f.stack;
         f.context.uc_stack.ss_size = STACK;
         f.context.uc_link = nullptr;
-        f.done = false;
+        f.done = f.waiting = false;
         f.parity = 0;
         makecontext(&f.context, entry, 0);
     }
-    for (bool running = true; running;) {
-        running = false;
-        for (int t = 0; t < threads; t++) {
-            if (fiber[t].done) continue;
-            running = true;
-            current = t;
-            threadIdx.x = t;
-            swapcontext(&scheduler, &fiber[t].context);
+    const int warps = (threads + WARP - 1) / WARP;
+    while (any_of(fiber, fiber + threads, [](const Fiber& f) { return !f.done; })) {
+        const bool back = backwards();
+        for (int k = 0; k < warps; k++) {
+            const int first = (back ? warps - 1 - k : k) * WARP;
+            warp(first, min(WARP, threads - first));
         }
+        for (int t = 0; t < threads; t++) fiber[t].waiting = false;
     }
 }
 inline void launch(int blocks, int threads, function<void()> k) {
@@ -118,7 +90,7 @@ inline void launch(int blocks, int threads, function<void()> k) {
     for (int b = 0; b < blocks; b++) { blockIdx.x = b; block(threads); }
 }
 template <class T> T exchange(T v, int lane) {
-    const int me = current, warp = me / 32 * 32;
+    const int me = current, warp = me / WARP * WARP;
     const int k = fiber[me].parity;
     fiber[me].parity ^= 1;
     fiber[me].slot[k] = v;
@@ -126,7 +98,6 @@ template <class T> T exchange(T v, int lane) {
     return (T)fiber[warp + lane].slot[k];
 }
 }
-#endif
 template <class T> T __shfl_sync(unsigned, T v, int lane) { return fibers::exchange(v, lane & 31); }
 template <class T> T __shfl_up_sync(unsigned, T v, int d) {
     const int lane = threadIdx.x % 32;

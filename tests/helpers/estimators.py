@@ -1,6 +1,19 @@
-"""A network and digits that the tests of estimators fit."""
+"""The network, the digits and the short ways to a model that tests of estimators share."""
 
-from cnngp import Conv, Dense, ReLU, Sequential, datasets
+from pathlib import Path
+from typing import Any
+
+from cnngp import Conv, Dense, GPClassifier, ReLU, Sequential, datasets
 
 NET = Sequential(Conv(3, bias_var=0.1), ReLU(), Dense())
 DATA = datasets.digits().take(150, 80)
+
+
+def classifier(network: Any = NET, **options: Any) -> GPClassifier:
+    return GPClassifier(network, **{"device": "cpu"} | options)
+
+
+def reloaded(model: Any, folder: Path) -> Any:
+    """The model, from a file that it was saved to."""
+    model.save(folder / "m.gp")
+    return type(model).load(folder / "m.gp", device="cpu")

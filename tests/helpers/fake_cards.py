@@ -33,8 +33,8 @@ class OutOfMemoryError(MemoryError):
 class Cards:
     """`modules()` is what to put into sys.modules; the rest is what a test wants to know or to set."""
 
-    def __init__(self, count: int = 1, memory: int = 1 << 30, shared: int = SHARED, sanitized: bool = False) -> None:
-        self.count, self.memory, self.shared, self.sanitized = count, memory, shared, sanitized
+    def __init__(self, count: int = 1, memory: int = 1 << 30) -> None:
+        self.count, self.memory = count, memory
         self.used: Counter[int] = Counter()
         self.peak: Counter[int] = Counter()
         self.launches: list[tuple[int, str]] = []
@@ -123,9 +123,7 @@ class Cards:
         cards = self
 
         class Device:
-            attributes = types.MappingProxyType(
-                {"MaxSharedMemoryPerBlockOptin": cards.shared, "MultiProcessorCount": 2}
-            )
+            attributes = types.MappingProxyType({"MaxSharedMemoryPerBlockOptin": SHARED, "MultiProcessorCount": 2})
             compute_capability = "90"
 
             def __init__(self, k: int) -> None:
@@ -234,7 +232,7 @@ class Module:
         self.cards = cards
         real = next(real for real, text in PRIMITIVES.items() if code.startswith(text))
         with _working:
-            self.library = compiled(code.removeprefix(PRIMITIVES[real]), real, SHARED, cards.sanitized)
+            self.library = compiled(code.removeprefix(PRIMITIVES[real]), real, SHARED)
 
     def get_function(self, name: str) -> Function:
         return Function(self, name)

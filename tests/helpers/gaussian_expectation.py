@@ -12,16 +12,16 @@ import numpy as np
 _X, _W = np.polynomial.legendre.leggauss(20)
 _END = 12.0  # φ(12) < 1e-31: room for the Hermite polynomials, too
 _GRID = np.linspace(-_END, _END, 19)
+_FINE = 0.125
 
 
-def expectation(f, s1, s2, rho, kinks=(0.0,), g=None, smallest=None):
-    """E[f(u) g(v)]; `kinks` are the x about which panels shrink, down to the width `smallest` in x (1/8 by default)."""
+def expectation(f, s1, s2, rho, kinks=(0.0,), g=None):
+    """E[f(u) g(v)]; `kinks` are the x about which panels shrink, down to a width of 1/8 in x."""
     g = f if g is None else g
     c = math.sqrt((1.0 - rho) * (1.0 + rho))
     if s1 == 0.0:
         return float(f(np.zeros(1))[0]) * one_dimensional(g, s2, kinks)
-    fine = 0.125 if smallest is None else smallest
-    widths = [fine / s1, fine / s2 if s2 > 0.0 else math.inf]
+    widths = [_FINE / s1, _FINE / s2 if s2 > 0.0 else math.inf]
     # The conditional mean of g turns over a width of c/|ρ| about each kink.
     turns = [c / 8.0] if c > 0.0 else []
     cuts = _cuts(
@@ -34,17 +34,15 @@ def expectation(f, s1, s2, rho, kinks=(0.0,), g=None, smallest=None):
     elif s2 == 0.0:
         inner = np.full(z.shape, float(g(np.zeros(1))[0]))
     else:
-        mean = s2 * rho * z
-        tau = s2 * c
-        inner = _inner(g, mean, tau, kinks, fine)
+        inner = _inner(g, s2 * rho * z, s2 * c, kinks)
     return float(np.sum(w * f(s1 * z) * inner))
 
 
-def one_dimensional(f, s, kinks=(0.0,), power=1, smallest=0.125):
+def one_dimensional(f, s, kinks=(0.0,), power=1):
     """E[f(s z)^power]."""
     if s == 0.0:
         return float(f(np.zeros(1))[0] ** power)
-    z, w = _panels(_cuts([k / s for k in kinks], smallest / s)[None])
+    z, w = _panels(_cuts([k / s for k in kinks], _FINE / s)[None])
     return float(np.sum(w * f(s * z) ** power))
 
 
@@ -62,10 +60,10 @@ def _ladder(width):
     return 2.0 ** -np.arange(0, math.ceil(-math.log2(width)) + 1)
 
 
-def _inner(g, mean, tau, kinks, fine):
+def _inner(g, mean, tau, kinks):
     """(len(mean),) E[g(mean + tau t)], each with cuts of its own."""
     total = np.empty(len(mean))
-    steps = _ladder(fine / tau)
+    steps = _ladder(_FINE / tau)
     for block in np.array_split(np.arange(len(mean)), max(len(mean) // 200, 1)):
         centres = [(k - mean[block]) / tau for k in kinks]
         moving = [c[:, None] + sign * steps for c in centres for sign in (-1.0, 1.0)] + [c[:, None] for c in centres]

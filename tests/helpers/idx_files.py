@@ -1,4 +1,4 @@
-"""Images in the four files of MNIST, made of the embedded digits."""
+"""Images and labels in the four files of MNIST."""
 
 import struct
 from pathlib import Path
@@ -8,6 +8,11 @@ import numpy as np
 from cnngp import datasets
 
 DIGITS = datasets.digits()
+
+
+def idx(array: np.ndarray) -> bytes:
+    """The content of one of the files."""
+    return b"\x00\x00\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
 
 
 def write_as_fashion_mnist(folder: Path) -> None:
@@ -22,7 +27,5 @@ def write_as_fashion_mnist(folder: Path) -> None:
     test_images[:100], test_labels[:100] = pixels[300:400], DIGITS.y[300:400]
     folder.mkdir(parents=True)
     for name, x, y in (("train", images, labels), ("t10k", test_images, test_labels)):
-        (folder / f"{name}-images-idx3-ubyte").write_bytes(
-            struct.pack(">4B3I", 0, 0, 8, 3, len(x), 28, 28) + x.tobytes()
-        )
-        (folder / f"{name}-labels-idx1-ubyte").write_bytes(struct.pack(">4BI", 0, 0, 8, 1, len(y)) + y.tobytes())
+        (folder / f"{name}-images-idx3-ubyte").write_bytes(idx(x))
+        (folder / f"{name}-labels-idx1-ubyte").write_bytes(idx(y))

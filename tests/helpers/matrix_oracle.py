@@ -30,19 +30,17 @@ def pads(layer, axes):
     return [(p, p) if isinstance(p, int) else p for p in each(layer.padding, axes)]
 
 
-def copied_location(nu, n, mode):
-    """Which location of an axis of n the padded location nu copies; None for zero padding."""
-    if 0 <= nu < n:
-        return nu
+def copied_locations(nu, n, mode):
+    """Which locations of an axis of n the padded locations nu copy; −1 for zero padding."""
     match mode:
         case "zeros":
-            return None
+            return np.where((nu >= 0) & (nu < n), nu, -1)
         case "replicate":
-            return 0 if nu < 0 else n - 1
+            return np.clip(nu, 0, n - 1)
         case "circular":
-            return nu + n if nu < 0 else nu - n
+            return nu % n
         case "reflect":
-            return -nu if nu < 0 else 2 * n - 2 - nu
+            return n - 1 - abs(n - 1 - abs(nu))
 
 
 def fan_in_scale(layer, axes):
@@ -55,20 +53,18 @@ def axis_matrices(layer, a, axes, n):
     before, after = pads(layer, axes)[a]
     if isinstance(layer, Conv):
         out = (n + before + after - d * (k - 1) - 1) // s + 1
-        reads = [
-            [copied_location(mu * s + t * d - before, n, layer.padding_mode) for mu in range(out)] for t in range(k)
-        ]
-        return [np.array([[float(nu == m) for m in range(n)] for nu in row]).reshape(out, n) for row in reads]
+        reads = (np.arange(out) * s + t * d - before for t in range(k))
+        return [copied_locations(row, n, layer.padding_mode)[:, None] == np.arange(n) for row in reads]
     extra = 0 if layer.padding == "same" else each(layer.output_padding, axes)[a]
     out = n * s if layer.padding == "same" else (n - 1) * s - before - after + d * (k - 1) + extra + 1
     # The adjoint of the convolution from the output's size: where a location would have been read, it is written.
-    return [np.array([[float(m * s + t * d - before == mu) for m in range(n)] for mu in range(out)]) for t in range(k)]
+    return [np.arange(out)[:, None] == np.arange(n) * s + t * d - before for t in range(k)]
 
 
 def tap_matrices(layer, size):
     """S_t of a convolution on a map of that size, for each filter element t, and the size of its output."""
     every = [axis_matrices(layer, a, len(size), n) for a, n in enumerate(size)]
-    taps = [functools.reduce(np.kron, matrices) for matrices in itertools.product(*every)]
+    taps = [functools.reduce(np.kron, matrices).astype(float) for matrices in itertools.product(*every)]
     return taps, tuple(len(matrices[0]) for matrices in every)
 
 
@@ -161,17 +157,13 @@ def walk(net, maps, size):
             return [V / math.sqrt(s) for V, s in zip(maps, scales, strict=True)], size
         case _:
             xz, xx, zz = maps
-
-            def apply(V, first, second, same):
-                return np.array(
-                    [
-                        [formula(net, V[p, q], first[p], second[q], same and p == q) for q in range(len(second))]
-                        for p in range(len(first))
-                    ]
-                )
-
             dx, dz = np.diag(xx), np.diag(zz)
-            return [apply(xz, dx, dz, False), apply(xx, dx, dx, True), apply(zz, dz, dz, True)], size
+            pair = np.vectorize(functools.partial(formula, net), otypes=[float])
+
+            def own(V, variances):
+                return pair(V, variances[:, None], variances, np.eye(len(V), dtype=bool))
+
+            return [pair(xz, dx[:, None], dz, False), own(xx, dx), own(zz, dz)], size
 
 
 def oracle(net, x, z):

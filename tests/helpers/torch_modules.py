@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import cnngp
-from cnngp import Conv, ConvTranspose, Dense, Elementwise, Identity, ReLU, Sequential, Sum, zoo
+from cnngp import Conv, ConvTranspose, Dense, Elementwise, Identity, ReLU, Sequential, Sum
 from cnngp.network import Network
 
 WEIGHT_VAR, BIAS_VAR = 1.7, 0.3
@@ -43,8 +43,8 @@ def cnn(*middle: nn.Module, features: int = 4 * 36) -> nn.Module:
 
 
 def flow(middle: Callable[[Any, Any], Any]) -> nn.Module:
-    """A convolution of images of 4 × 4, what is tried with a second one, and a dense layer."""
-    layers = {"a": _conv(1), "f": _conv(), "head": nn.Linear(4 * 16, 1)}
+    """A convolution of images of 4 × 4, what is tried with two more, and a dense layer."""
+    layers = {"a": _conv(1), "f": _conv(), "g": _conv(), "head": nn.Linear(4 * 16, 1)}
     return made(lambda m, x: m.head(F.relu(m.middle(m, m.a(x))).flatten(1)), **layers, middle=middle)
 
 
@@ -55,37 +55,14 @@ def _conv(c_in: int = 4, k: int = 3, **options: Any) -> nn.Conv2d:
 class PreActivationBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if inputs != outputs else None
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1)
+        self.shortcut = nn.Conv2d(inputs, outputs, 1, stride) if inputs != outputs else None
 
     def forward(self, x):
         h = F.relu(x)
         skip = x if self.shortcut is None else self.shortcut(h)
         return skip + self.conv2(F.relu(self.conv1(h)))
-
-
-class PreActivationResNet(nn.Module):
-    """zoo.resnet, as a person would write it in PyTorch."""
-
-    def __init__(self, blocks: int) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(1, 4, 3, padding=1, bias=False)
-        layers, width = [], 4
-        for outputs, stride in ((5, 1), (8, 2), (16, 2)):
-            for i in range(blocks):
-                layers.append(PreActivationBlock(width, outputs, stride if i == 0 else 1))
-                width = outputs
-        self.blocks = nn.ModuleList(layers)
-        self.hidden = nn.LazyLinear(16, bias=False)
-        self.head = nn.Linear(16, 10, bias=False)
-
-    def forward(self, x, return_features: bool = False):
-        x = self.stem(x)
-        for block in self.blocks:
-            x = block(x)
-        features = self.hidden(x.view(x.size(0), -1))
-        return features if return_features else self.head(torch.relu(features))
 
 
 def in_place() -> nn.Module:
@@ -131,7 +108,7 @@ def transposed_net() -> nn.Module:
     )
 
 
-def examples() -> list[tuple[nn.Module, tuple[int, ...], Network, float, float]]:
+def written_by_hand() -> list[tuple[nn.Module, tuple[int, ...], Network, float, float]]:
     """Modules, their input shapes, their networks, and the variances of weights and of biases."""
 
     def conv(*args: Any, **kwargs: Any) -> Conv:
@@ -145,7 +122,6 @@ def examples() -> list[tuple[nn.Module, tuple[int, ...], Network, float, float]]
     arms = Sum(*(Sequential(Elementwise("tanh"), conv(k)) for k in (1, 3, 5)))
     inner = Sum(Identity(), Sequential(cnngp.Erf(), conv(3)))
     outer = Sequential(inner, cnngp.GELU(), conv(3, dilation=2, padding_mode="circular"))
-    mlp = nn.Sequential(nn.Linear(7, 16), relu_, nn.Linear(16, 16), nn.GELU("tanh"), nn.Linear(16, 3))
     plain = nn.Sequential(
         *(nn.Conv2d(3, 8, 3, padding=1), relu_, nn.Conv2d(8, 8, 5, stride=2, padding=2), relu_, nn.Conv2d(8, 8, 2)),
         *(nn.LeakyReLU(0.1), nn.Dropout(0.5).eval(), nn.Identity(), nn.Flatten()),
@@ -157,6 +133,13 @@ def examples() -> list[tuple[nn.Module, tuple[int, ...], Network, float, float]]
     even = (nn.Conv2d(1, 4, 4, padding="same"), relu_, nn.ZeroPad2d((2, 1, 2, 1)), nn.Conv2d(4, 4, 4), relu_)
     padded = (nn.ZeroPad2d((0, 1, 2, 0)), nn.Conv2d(1, 4, 3), relu_, nn.ReflectionPad2d(1), nn.Conv2d(4, 4, 3), relu_)
     cropped = (nn.ConvTranspose2d(1, 4, 3, stride=2), nn.ZeroPad2d((-1, -2, 0, -3)), relu_)
+    blocks = (PreActivationBlock(4, 4, 1), PreActivationBlock(4, 8, 2))
+    body = (conv(3), relu, conv(3))
+    blocks_net = (
+        Sum(Identity(), Sequential(relu, *body)),
+        relu,
+        Sum(conv(1, stride=2), Sequential(conv(3, stride=2), *body[1:])),
+    )
     up = (transposed(4, stride=2), relu, transposed(3, stride=2), relu)
     rows: list[tuple[nn.Module, tuple[int, ...], tuple[Network, ...]]] = [
         (plain, (3, 8, 8), (*plain_net, dense, Elementwise("silu"), dense)),
@@ -167,7 +150,6 @@ def examples() -> list[tuple[nn.Module, tuple[int, ...], Network, float, float]]
             (conv((3, 1, 3), padding_mode="replicate"), relu, conv(2, stride=2, padding="valid"), relu, dense),
         ),
         (transposed_net(), (1, 6, 6), (conv(4, stride=2, padding=1), relu, *up, dense)),
-        (mlp, (7,), (dense, relu, dense, Elementwise("gelu_tanh"), dense)),
         (ending(*even, left=100), (1, 5, 5), (conv(4), relu, conv(4, padding=((2, 1), (2, 1))), relu, dense)),
         (
             ending(*padded, left=96),
@@ -175,12 +157,8 @@ def examples() -> list[tuple[nn.Module, tuple[int, ...], Network, float, float]]
             (conv(3, padding=((2, 0), (0, 1))), relu, conv(3, padding_mode="reflect"), relu, dense),
         ),
         (ending(*cropped, left=400), (1, 6, 6), (transposed(3, stride=2, padding=((0, 3), (1, 2))), relu, dense)),
+        (ending(_conv(1), *blocks, relu_, left=72), (1, 6, 6), (conv(3), *blocks_net, relu, dense)),
         (in_place(), (1, 6, 6), (conv(3), residual, residual, relu, dense)),
         (three_branches(), (2, 6, 6), (conv(3), arms, Sum(Identity(), outer), cnngp.Sin(), dense)),
     ]
-    resnet = PreActivationResNet(2)
-    resnet(torch.zeros(1, 1, 12, 12))
-    return [
-        *((module, shape, Sequential(*layers), WEIGHT_VAR, BIAS_VAR) for module, shape, layers in rows),
-        (resnet, (1, 12, 12), zoo.resnet(14), 1.0, 0.0),
-    ]
+    return [(module, shape, Sequential(*layers), WEIGHT_VAR, BIAS_VAR) for module, shape, layers in rows]

@@ -1,21 +1,16 @@
-"""The generated CUDA as text: a pure function of the program, of bounded length, that compiles for a card.
-
-And the plans behind it: shifts below pools, folded maps, shared memory.
-"""
+"""The generated CUDA as text, which compiles for a card and is of bounded length, and the plans behind it."""
 
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from cnngp import AvgPool, Conv, Dense, Elementwise, GlobalAvgPool, LeakyReLU, Rbf, ReLU, Sequential, zoo
-from cnngp.common.devices import EngineError, has_card
-from cnngp.kernel.engines.cuda.cuda_source import CudaSource, generate, generate_gradient
-from cnngp.kernel.engines.cuda.engine import CudaEngine
+from cnngp import AvgPool, Conv, Dense, Elementwise, GlobalAvgPool, Identity, LeakyReLU, Rbf, ReLU, Sequential, Sum, zoo
+from cnngp.kernel.engines.cuda.cuda_source import generate, generate_gradient
 from cnngp.kernel.engines.cuda.registers import in_registers
 from cnngp.kernel.engines.cuda.sheets.sheet_chain import Shifts, chain, runs
 from cnngp.kernel.engines.cuda.warp.warp_kernel import fold_from
@@ -27,17 +22,11 @@ from helpers.cuda_cases import EVERY, NETWORKS, NO_SLOPE, SHRINKING
 
 C: list[Network] = [Conv(3), ReLU()]
 MYRTLE = Sequential(*C * 3, AvgPool(2), *C * 3, AvgPool(2), *C * 3, GlobalAvgPool(), Dense())
+SLOPES = Sequential(
+    *(Conv(3, bias_var=0.1), Sum(Identity(), Sequential(LeakyReLU(0.2), Conv(3)), Sequential(Rbf(0.3), Conv(3)))),
+    *(ReLU(1.5), AvgPool(2), Dense()),
+)
 TEXTS = EVERY | {"resnet(32)": (zoo.resnet(32), (1, 28, 28))}
-
-
-def source_of(name: str, kind: Kind | str, dtype: str, path: str | None = None) -> CudaSource:
-    """The source of a kernel of either kind, or of a "gradient" to the images."""
-    net, shape = TEXTS[name]
-    if kind == "gradient":
-        found = reverse(net, shape, to_images=True)
-        return generate_gradient(found, dtype, SeriesTables(found.program, np.dtype(dtype)).rows(None))
-    program = lower(net, shape, kind)  # type: ignore[arg-type]
-    return generate(program, dtype, path, SeriesTables(program, np.dtype(dtype)).rows(None))  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
@@ -56,71 +45,69 @@ def source_of(name: str, kind: Kind | str, dtype: str, path: str | None = None) 
         ),
     ],
 )
-def test_source_compiles_with_next_to_no_spills(
-    name: str, kind: str, dtype: str, path: str | None, tmp_path: Path
-) -> None:
-    (tmp_path / "kernels.cu").write_text(source_of(name, kind, dtype, path).text)
+def test_source_compiles_with_next_to_no_spills(name: str, kind: Any, dtype: str, path: Any, tmp_path: Path) -> None:
+    """Of kernels of either kind, or of a "gradient" by the images."""
+    net, shape = TEXTS[name]
+    found = reverse(net, shape, to_images=True) if kind == "gradient" else None
+    program = lower(net, shape, kind) if found is None else found.program
+    rows = SeriesTables(program, np.dtype(dtype)).rows(None)
+    source = generate(program, dtype, path, rows) if found is None else generate_gradient(found, dtype, rows)
+    (tmp_path / "kernels.cu").write_text(source.text)
     command = ["nvcc", "-std=c++17", "-arch=sm_90", "-cubin", "-Xptxas", "-v", "-o", "kernels.cubin", "kernels.cu"]
     told = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stderr
     assert "pairs" in told
     assert max(int(n) for n in re.findall(r"(\d+) bytes spill stores", told)) <= (128 if kind == "gradient" else 64)
 
 
-@pytest.mark.parametrize("kind", ["nngp", "ntk", "gradient"])
-def test_every_text_has_what_its_kind_needs(kind: str) -> None:
-    for name in TEXTS:
-        if kind != "nngp" and name in NO_SLOPE:
-            continue
-        text = source_of(name, kind, "float32").text
-        assert not re.search(r"\[\] = \{\s*\}", text), "CUDA has no empty arrays, though g++ does"
-        assert bool(re.search("theta_mirror", text)) == (kind == "ntk"), name
-        assert kind != "nngp" or not re.search("_slope", text) or "series" in name, name
+RESIDUAL, DEEP = zoo.resnet(20), zoo.resnet(110)
 
 
 @pytest.mark.parametrize(
-    ("name", "depth", "kind"), [("resnet", 110, "nngp"), ("chain", 300, "nngp"), ("resnet", 110, "ntk")]
+    ("net", "large", "kind", "most"),
+    [
+        ((RESIDUAL, 28), (DEEP, 28), "nngp", 1.1),
+        ((RESIDUAL, 28), (DEEP, 28), "ntk", 1.1),
+        ((Sequential(*C * 20, Dense()), 28), (Sequential(*C * 300, Dense()), 28), "nngp", 1.1),
+        ((MYRTLE, 8), (MYRTLE, 16), "nngp", 2.0),
+    ],
+    ids=["ResNet", "tangents", "chain", "shifts below pools"],
 )
-def test_deep_networks_do_not_grow_the_code(name: str, depth: int, kind: Kind) -> None:
-    def text(deep: int) -> str:
-        net = zoo.resnet(deep) if name == "resnet" else Sequential(*C * deep, Dense())
-        source = generate(lower(net, (1, 28, 28), kind), "float32")
-        return source.body[source.body.index('extern "C" __global__ void __launch_bounds__') :]
-
-    assert len(text(depth)) < 1.1 * len(text(20))
-
-
-def test_the_text_does_not_grow_with_the_shifts() -> None:
-    """Operations are numbers beside the text, and shifts are tasks of one loop."""
-    small, large = (generate(lower(MYRTLE, (1, n, n)), "float32") for n in (8, 16))
-    assert len(large.data.ops) > 3 * len(small.data.ops)
-    assert len(large.text) < 2 * len(small.text)
+def test_the_code_does_not_grow_with_the_work(
+    net: tuple[Network, int], large: tuple[Network, int], kind: Kind, most: float
+) -> None:
+    """Operations are numbers beside the text, blocks are turns of a loop, and shifts are tasks of one loop."""
+    few, many = (generate(lower(of, (1, n, n), kind), "float32") for of, n in (net, large))
+    assert len(many.data.ops) > 3 * len(few.data.ops)
+    start = 'extern "C" __global__ void __launch_bounds__'
+    one, other = (source.body[source.body.index(start) :] for source in (few, many))
+    assert len(other) < most * len(one)
 
 
-def test_source_is_a_pure_function() -> None:
-    for name in ("resnet(32)", "two pools", "3-D"):
-        one, again = (source_of(name, "nngp", "float32") for _ in range(2))
-        assert one.content == again.content
+def test_no_address_is_in_the_text() -> None:
     bare = [Sequential(Dense(), Elementwise(lambda x: np.tanh(x)), Dense()) for _ in range(3)]
     programs = [lower(net, (3,)) for net in bare]
-    texts = {generate(p, "float32", series=SeriesTables(p, np.dtype("float32")).rows(None)).text for p in programs}
-    assert len(texts) == 1, "an address is in the text"
+    rows = [SeriesTables(p, np.dtype("float32")).rows(None) for p in programs]
+    assert len({generate(p, "float32", series=r).text for p, r in zip(programs, rows, strict=True)}) == 1
 
 
-@pytest.mark.parametrize("gradient", [False, True])
-def test_a_walk_does_not_depend_on_the_parameters(gradient: bool) -> None:
-    """A search over variances compiles once."""
-    for layer in (LeakyReLU(0.2), ReLU(1.5), Rbf(0.3)):
-        net = Sequential(Conv(3, bias_var=0.1), layer, AvgPool(2), Conv(3), layer, Dense())
-        values = {name: 1.1 * value + 0.01 for name, value in net.parameters().items()}
-        one, other = (
-            generate_gradient(reverse(of, (1, 6, 6)), "float32")
-            if gradient
-            else generate(lower(of, (1, 6, 6)), "float32", "walk")
-            for of in (net, net.with_parameters(values))
-        )
-        assert one.text == other.text
-        assert not np.array_equal(one.data.reals, other.data.reals)
-        assert one.content != other.content
+@pytest.mark.parametrize(
+    ("net", "gradient"), [(zoo.resnet(8), True), (zoo.residual_cnn(), True), (SLOPES, True), (SLOPES, False)]
+)
+def test_a_walk_does_not_depend_on_the_parameters(net: Network, gradient: bool) -> None:
+    """A search over variances compiles once, also where they move units: all or every second one are far larger."""
+    sources = []
+    for times in ([1.0, 1.0], [1024.0, 1024.0], [1e-3, 1e3], [1.1, 1.2]):
+        changed = {}
+        for i, (name, value) in enumerate(net.parameters().items()):
+            variance = name.endswith("_var")
+            changed[name] = times[i % 2] * (value or 0.1) if variance else (0.2 + times[i % 2] / 1e4) * value
+        moved = net.with_parameters(changed)
+        if gradient:
+            sources.append(generate_gradient(reverse(moved, (1, 8, 8)), "float32"))
+        else:
+            sources.append(generate(lower(moved, (1, 8, 8)), "float32", "walk"))
+    assert len({source.text for source in sources}) == 1
+    assert len({source.content for source in sources}) == len(sources)
 
 
 # ---- plans -----------------------------------------------------------------------------------------------------------
@@ -188,10 +175,3 @@ def test_cards_with_less_shared_memory_get_smaller_blocks(net: Network, dtype: s
         source = generate(program, dtype, shared_limit=limit)
         assert source.path == path
         assert max(launch.shared for launch in source.launches.values()) <= limit
-
-
-def test_without_cupy_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cupy", None)
-    assert not has_card()
-    with pytest.raises(EngineError, match=r'pip install "cnngp\[cuda\]"'):
-        CudaEngine(lower(Dense(), (2, 3, 3)), "float32")

@@ -10,19 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import AvgPool, Conv, Dense, Elementwise, GlobalAvgPool, ReLU, Sequential, zoo
+from cnngp import Conv, Dense, Elementwise, ReLU, Sequential, zoo
 from cnngp.common.devices import EngineError
 from cnngp.common.tiles import Grid, Tile
 from cnngp.kernel.engines.cuda.engine import CudaEngine, Job
 from cnngp.kernel.program import lower
 from cnngp.network import Network, reference
-from helpers.cuda_cases import OnCard, agrees
 from helpers.fake_cards import Cards, MakeCards
 from helpers.kernels import error
 
 C = [Conv(3), ReLU()]
 CNN = Sequential(*C, Conv(3, stride=2), ReLU(), Dense())
-POOLS = Sequential(*C, AvgPool(2), *C, GlobalAvgPool(), Dense())
 NETWORKS: dict[str, tuple[Network, tuple[int, ...]]] = {
     "warp": (CNN, (1, 6, 5)),
     "dense": (zoo.dense_nngp(depth=2), (40,)),
@@ -53,13 +51,6 @@ def whole(cards: MakeCards, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarr
     return x, z, engine.symmetric(x), engine.cross(x, z)
 
 
-def needed(name: str) -> tuple[int, int, int]:
-    """Bytes of an image's table row, of the program's numbers, and of the scratch memory of blocks in flight."""
-    source = engine_for(name).source
-    numbers = source.data.ints.nbytes + source.data.reals.nbytes + 8
-    return 4 * source.data.layout.row, numbers, 4 * source.launches["tables"].scratch
-
-
 def launched(made: Cards, kernel: str) -> int:
     return sum(name == kernel for _, name in made.launches)
 
@@ -67,46 +58,17 @@ def launched(made: Cards, kernel: str) -> int:
 # ---- one card --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("path", "net", "shape"),
-    [
-        ("warp", Sequential(*C * 2, Dense()), (1, 4, 6)),
-        pytest.param("sheets", POOLS, (1, 4, 6), marks=pytest.mark.slow),
-        pytest.param("walk", Sequential(*C * 2, Dense()), (1, 40), marks=pytest.mark.slow),
-    ],
-)
-def test_both_kernels_come_from_one_pass(cards: MakeCards, path: str, net: Network, shape: tuple[int, ...]) -> None:
-    """In tiles, on two cards."""
-    cards(2)
-    run, plain = OnCard(net, shape, kind="ntk", tile=2), CudaEngine(lower(net, shape), "float32")
-    assert run.source.path == path
-    agrees(run, net, shape)
-    engine, x = run.engine, flat(images(shape))
-    K, theta = engine.both(x, None)
-    assert np.array_equal(engine.symmetric(x), theta)
-    assert np.array_equal(engine.diagonal(x).astype(np.float32), theta.diagonal())
-    assert np.array_equal(engine.both(x, x[:3])[1], engine.cross(x, x[:3]))
-    assert plain.identity != engine.identity
-    assert error(K, plain.symmetric(x)) <= 2e-7
-
-
 @pytest.mark.parametrize("side", [1, 2, 4, 8])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_tiles_change_no_bit(cards: MakeCards, name: str, side: int) -> None:
+def test_bands_of_table_rows_are_made_once(cards: MakeCards, name: str, side: int) -> None:
     x, z, K, Kxz = whole(cards, name)
     made = cards()
     engine = engine_for(name, tile=side)
-    told: list[int] = []
-    assert np.array_equal(engine.symmetric(x, "numpy", told.append), K)
-    assert sum(told) == N * (N - 1) // 2
-    grid = Grid((N, N), (side, side), symmetric=True)
-    assert len(told) == len(grid)
-    # Bands of table rows are made once each where memory allows; the diagonal takes a pass of its own.
-    bands = math.ceil(N / side)
-    assert Counter(kernel for _, kernel in made.launches) == {"tables": 2 * bands, "pairs": len(grid)}
-    assert np.array_equal(engine.symmetric(x, "cupy").get(), K)
+    assert np.array_equal(engine.symmetric(x), K)
+    # Where memory allows; the diagonal takes a pass of its own.
+    tiles = len(Grid((N, N), (side, side), symmetric=True))
+    assert Counter(kernel for _, kernel in made.launches) == {"tables": 2 * math.ceil(N / side), "pairs": tiles}
     assert np.array_equal(engine.cross(x, z), Kxz)
-    assert np.array_equal(engine.cross(x, z, "cupy").get(), Kxz)
     assert np.array_equal(engine.cross(z, x), Kxz.T)
 
 
@@ -114,10 +76,13 @@ def test_tiles_change_no_bit(cards: MakeCards, name: str, side: int) -> None:
 def test_memory_decides_on_the_tiles(cards: MakeCards, name: str) -> None:
     """From little to much: refused, many tiles, one tile; never more memory than there is (the fake would fail)."""
     x, z, K, Kxz = whole(cards, name)
-    row, numbers, scratch = needed(name)
+    source = engine_for(name).source
+    # Bytes of an image's table row, of the program's numbers, and of the scratch memory of blocks in flight.
+    row, numbers = 4 * source.data.layout.row, source.data.ints.nbytes + source.data.reals.nbytes + 8
+    fixed = numbers + 4 * source.launches["tables"].scratch
     seen = []
     for rows in (1, 2, 4, 5, 6, 8, 12, 16, 24, 32, 64, 1000):
-        made = cards(memory=numbers + scratch + rows * row)
+        made = cards(memory=fixed + rows * row)
         engine = engine_for(name)
         try:
             assert np.array_equal(engine.symmetric(x), K)
@@ -133,16 +98,11 @@ def test_memory_decides_on_the_tiles(cards: MakeCards, name: str) -> None:
     assert (seen[0], seen[-1]) == (math.inf, 1)
     assert len(set(seen)) > 4
 
-
-def test_bands_are_dropped_where_memory_is_scarce(cards: MakeCards) -> None:
-    x, _, K, _ = whole(cards, "warp")
-    row, *fixed = needed("warp")
     bands = []
-    for rows in (100, 6):
-        made = cards(memory=sum(fixed) + rows * row)
-        assert np.array_equal(engine_for("warp", tile=1).symmetric(x), K)
+    for rows in (100, 6):  # in tiles of one pair: where memory is scarce, bands are dropped and made again
+        made = cards(memory=fixed + rows * row)
+        assert np.array_equal(engine_for(name, tile=1).symmetric(x), K)
         bands.append(launched(made, "tables") - N)
-        assert made.peak[0] <= sum(fixed) + rows * row
     assert N == bands[0] < bands[1] <= len(Grid((N, N), (1, 1), symmetric=True))
 
 
@@ -160,7 +120,6 @@ def test_an_elementwise_gets_a_series_for_its_variances(cards: MakeCards) -> Non
     """Code for longer series is made when images need it, and tiles agree with it."""
     net, shape = Sequential(Conv(3), Elementwise("tanh"), Dense()), (1, 4, 3)
     X = images(shape) * np.linspace(0.1, 3.0, N)[:, None, None, None]
-    cards()
     engine = CudaEngine(lower(net, shape), "float32", tile=4)
     K = engine.symmetric(flat(X))
     assert error(K, reference.kernel(net, X)) <= 1e-6
@@ -184,7 +143,6 @@ def test_large_images_get_large_shared_memory_or_scratch(cards: MakeCards, side:
 def test_work_in_flight_is_waited_for(cards: MakeCards) -> None:
     """Images that the current stream is still making, and a result that the caller can use at once."""
     x, z, K, Kxz = whole(cards, "warp")
-    cards()
     import cupy  # the fake
 
     for call, expected in ((CudaEngine.symmetric, K), (lambda e, a, out: e.cross(a, cupy.asarray(z), out), Kxz)):
@@ -197,23 +155,9 @@ def test_work_in_flight_is_waited_for(cards: MakeCards) -> None:
 # ---- several cards ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Tile]]:
-    """Who computes which tile."""
-    found: list[tuple[int, Tile]] = []
-    compute = Job._compute
-
-    def noted(self: Any, tile: Tile) -> Any:
-        found.append((self.card.device, tile))
-        return compute(self, tile)
-
-    monkeypatch.setattr(Job, "_compute", noted)
-    return found
-
-
-def all_at_once(made: Cards) -> None:
-    """No card goes on to its second tile before each has its first."""
-    start = threading.Barrier(made.count, timeout=20)
+def all_at_once(made: Cards, chosen: set[int]) -> None:
+    """None of the chosen cards goes on to its second tile before each has its first."""
+    start = threading.Barrier(len(chosen), timeout=20)
     seen: set[int] = set()
 
     def before(card: int, kernel: str) -> None:
@@ -224,44 +168,60 @@ def all_at_once(made: Cards) -> None:
     made.before_launch = before
 
 
+@pytest.mark.parametrize("devices", [[0], [0, 1, 2], [2, 1]], ids=str)
 @pytest.mark.parametrize("output", ["numpy", "cupy"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_three_cards_share_the_tiles(cards: MakeCards, taken: list[Any], name: str, output: Any) -> None:
+def test_cards_share_the_tiles(
+    cards: MakeCards, name: str, output: Any, devices: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     x, z, K, Kxz = whole(cards, name)
     made = cards(count=3)
-    engine = engine_for(name, tile=2)
+    engine = engine_for(name, tile=2, devices=devices if len(devices) < 3 else None)
+    taken: list[tuple[int, Tile]] = []
+    compute = Job._compute
+
+    def noted(self: Any, tile: Tile) -> Any:
+        taken.append((self.card.device, tile))
+        return compute(self, tile)
+
+    monkeypatch.setattr(Job, "_compute", noted)
     for call, expected, grid in (
         (lambda told: engine.symmetric(x, output, told), K, Grid((N, N), (2, 2), symmetric=True)),
         (lambda told: engine.cross(x, z, output, told), Kxz, Grid((N, M), (2, 2), symmetric=False)),
     ):
         taken.clear()
-        all_at_once(made)
+        all_at_once(made, set(devices))
         told: list[int] = []
         found = call(told.append)
         assert np.array_equal(found if output == "numpy" else found.get(), expected)
         assert Counter(tile for _, tile in taken) == Counter(grid)  # each once
-        assert {card for card, _ in taken} == {0, 1, 2}
-        assert sum(told) == sum(tile.pairs for tile in grid)
-        if output == "cupy":
-            assert found.card == 0
-
-
-def test_chosen_cards_alone_are_used(cards: MakeCards, taken: list[Any]) -> None:
-    x, _, K, _ = whole(cards, "warp")
-    taken.clear()
-    made = cards(count=3)
-    assert np.array_equal(engine_for("warp", tile=2, devices=[2, 1]).symmetric(x), K)
-    assert {card for card, _ in taken} <= {1, 2}
-    assert made.peak[0] == 0
+        assert {card for card, _ in taken} == set(devices)
+        assert Counter(told) == Counter(tile.pairs for tile in grid)
+        assert output == "numpy" or found.card == devices[0]
+    assert {card for card, used in made.peak.items() if used} == set(devices)
 
 
 @pytest.mark.parametrize("bad", [0, 1, 2, None], ids=["card 0", "card 1", "card 2", "Ctrl-C"])
-def test_an_error_reaches_the_caller_and_stops_the_other_cards(cards: MakeCards, bad: int | None) -> None:
-    """They finish the tile they are at, not the matrix."""
+def test_an_error_reaches_the_caller_and_stops_the_other_cards(
+    cards: MakeCards, bad: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They finish the tile they are at, not the matrix, and nothing is in flight that would write into memory that was
+    given back.
+    """
     made = cards(count=3)
+    import cupy  # the fake
+
+    streams: list[Any] = []
+    make = cupy.cuda.Stream
+
+    def noted(non_blocking: bool) -> Any:
+        streams.append(make(non_blocking))
+        return streams[-1]
+
+    monkeypatch.setattr(cupy.cuda, "Stream", noted)
     engine = engine_for("warp", tile=1)
     x = flat(images(NETWORKS["warp"][1], 40))
-    all_at_once(made)
+    all_at_once(made, {0, 1, 2})
     together = made.before_launch
 
     def before(card: int, kernel: str) -> None:
@@ -278,31 +238,7 @@ def test_an_error_reaches_the_caller_and_stops_the_other_cards(cards: MakeCards,
     with pytest.raises(KeyboardInterrupt if bad is None else RuntimeError, match=None if bad is None else "ECC"):
         engine.symmetric(x, "numpy", advance)
     assert launched(made, "pairs") < len(Grid((40, 40), (1, 1), symmetric=True)) / 2
+    assert len(streams) == 6
+    assert not any(stream._waiting for stream in streams)
     made.before_launch = lambda card, kernel: None
     assert error(engine.symmetric(x[:5]), reference.kernel(CNN, images(NETWORKS["warp"][1], 40)[:5])) <= 1e-6
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_nothing_is_in_flight_when_an_error_has_ended_it(
-    cards: MakeCards, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else a card would write into memory that was given back."""
-    cards(count=count)
-    import cupy  # the fake
-
-    streams: list[Any] = []
-    make = cupy.cuda.Stream
-
-    def noted(non_blocking: bool) -> Any:
-        streams.append(make(non_blocking))
-        return streams[-1]
-
-    monkeypatch.setattr(cupy.cuda, "Stream", noted)
-
-    def advance(pairs: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        engine_for("warp", tile=1).symmetric(flat(images(NETWORKS["warp"][1])), "numpy", advance)
-    assert len(streams) == 2 * count
-    assert not any(stream._waiting for stream in streams)

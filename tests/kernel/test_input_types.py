@@ -40,17 +40,9 @@ def test_images_in_any_layout(device):
     frozen = X.copy()
     frozen.flags.writeable = False
     backwards = np.ascontiguousarray(X[::-1, :, ::-1, ::-1])
-    for same in (
-        X.tolist(),
-        list(X),
-        np.asfortranarray(X),
-        wide[:, :, ::2, ::2],
-        backwards[::-1, :, ::-1, ::-1],
-        np.moveaxis(np.ascontiguousarray(np.moveaxis(X, 1, -1)), -1, 1),
-        frozen,
-        X.astype(">f8"),
-        np.broadcast_to(X, (1, *X.shape))[0],
-    ):
+    channels_last = np.moveaxis(np.ascontiguousarray(np.moveaxis(X, 1, -1)), -1, 1)
+    views = [wide[:, :, ::2, ::2], backwards[::-1, :, ::-1, ::-1], channels_last, np.asfortranarray(X), frozen]
+    for same in (*views, X.tolist(), list(X), X.astype(">f8")):
         assert np.array_equal(kernel(same), K)
     assert np.array_equal(frozen, X)
 
@@ -59,14 +51,9 @@ def test_images_in_any_layout(device):
 def test_torch_tensors_go_in_and_come_out(device):
     X = random_images(6)
     kernel = Kernel(SMALL, device=device)
-    K = kernel(X)
-    T = torch.from_numpy(X)
-    for tensor in (
-        T,
-        T.clone().requires_grad_(True),
-        T.double(),
-        T.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2),
-    ):
+    K, T = kernel(X), torch.from_numpy(X)
+    channels_last = T.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    for tensor in (T, T.clone().requires_grad_(True), T.double(), channels_last):
         result = kernel(tensor)
         assert isinstance(result, np.ndarray)
         assert np.array_equal(result, K)
@@ -106,25 +93,19 @@ def test_rows_and_frames_of_any_real_type() -> None:
 
 
 @pytest.mark.parametrize("solver", ["cholesky", "cg"])
-def test_matrices_of_objects_and_tensors(solver: Any) -> None:
+def test_matrices_of_objects_tensors_and_frames(solver: Any) -> None:
     K = np.asarray(Kernel(NET, device="cpu", dtype="float64")(X))
-    expected, *others = (
-        classifier(solver=solver, noise=0.1).fit(K=same, y=Y).predict_latent(K=same[:3], diagonal=np.diag(K)[:3])
-        for same in (K, K.astype(object), torch.tensor(K))
-    )
-    for found in others:
-        for a, b in zip(found, expected, strict=True):
+
+    def results(A: Any) -> Any:
+        model = classifier(solver=solver, noise=0.1).fit(K=A, y=Y)
+        return *model.predict_latent(K=A[:3], diagonal=np.diag(K)[:3]), solve(A, Y, 0.1).weights
+
+    expected = results(K)
+    for same in (K.astype(object), torch.tensor(K)):
+        for a, b in zip(results(same), expected, strict=True):
             np.testing.assert_array_equal(a, b)
-
-
-def test_a_matrix_in_a_data_frame_is_its_values() -> None:
-    """A frame keeps columns together, so the sums of a solve are rounded in another order."""
-    kernel = Kernel(NET, device="cpu", dtype="float64")
-    K, K_test, diagonal = kernel(X), kernel(X[:5], X), kernel.diag(X[:5])
-    expected = classifier().fit(K=K, y=Y).predict_latent(K=K_test, diagonal=diagonal)
-    found = classifier().fit(K=pd.DataFrame(K), y=Y).predict_latent(K=pd.DataFrame(K_test), diagonal=diagonal)
-    expected += (solve(K, Y, 0.1).weights,)
-    for a, b in zip((*found, solve(pd.DataFrame(K), Y, 0.1).weights), expected, strict=True):
+    # A frame keeps columns together, so the sums of a solve are rounded in another order.
+    for a, b in zip(results(pd.DataFrame(K)), expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)
 
 

@@ -5,7 +5,6 @@ eigenvalues those of a covariance.
 """
 
 import math
-import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -145,32 +144,6 @@ def test_concurrent_calls_do_not_disturb_each_other(dtype):
 
 # ---- the tangent kernel ---------------------------------------------------------------------------------------------
 
-NET = Sequential(Conv(3), ReLU(), Dense())
-
-
-def test_what_float32_loses_near_correlation_one_is_what_its_rounding_forces():
-    """Pairs from far apart to equal: the error stays below √(2δ)/π for each ReLU, with δ a few units in the last place,
-    and away from correlation one below what all kernels have.
-    """
-    rng = np.random.default_rng(0)
-    x = rng.random((1, 1, 8, 8))
-    Z = np.concatenate([x + 2.0**-k * rng.normal(size=x.shape) for k in range(40)]).astype(np.float32)
-    x = x.astype(np.float32)
-    net = Sequential(*[Conv(3), ReLU()] * 4, Dense())
-    found = Kernel(net, device="cpu").both(x, Z)[1][0]
-    R = reference.kernel(net, x, Z, kind="ntk")[0]
-    correlation = reference.kernel(net, x, Z)[0] / np.sqrt(
-        reference.kernel(net, x)[0, 0] * reference.kernel(net, Z).diagonal()
-    )
-    error = np.abs(found - R) / R
-    eps = np.finfo(np.float32).eps
-    assert (error <= 4 * math.sqrt(2.0 * 4.0 * eps) / math.pi).all()
-    # Where 1 − ρ = Δ is large beside rounding, √ has the slope 1/√(2Δ): δ/(π√(2Δ)) for each ReLU.
-    away = 1.0 - correlation > 1e-3
-    assert away.sum() >= 4
-    assert (error[away] <= 1e-6 + 4 * 4 * eps / (math.pi * np.sqrt(2.0 * (1.0 - correlation[away])))).all()
-    assert error[-1] > 1e-6  # the loss is real
-
 
 def selu_slope(x):
     return 1.0507009873554805 * np.where(x > 0.0, 1.0, 1.6732632423543772 * np.exp(np.minimum(x, 0.0)))
@@ -193,18 +166,6 @@ def test_a_step_is_refused_when_the_kernel_is_made_and_named():
         Kernel(Sequential(Conv(3), ReLU(), Conv(3), Step(), Dense()), kind="ntk")
     with pytest.raises(NetworkError, match=r"Step\(\) has no tangent kernel"):
         Kernel(Sequential(Conv(3), Step(), Dense()), device="cpu").both(np.ones((1, 1, 4, 4)))
-
-
-def test_the_kind_goes_where_the_kernel_goes():
-    kernel = Kernel(NET, device="cpu", kind="ntk")
-    assert "kind='ntk'" in repr(kernel)
-    X = images((1, 4, 4), 3, 0)
-    T = kernel(X)
-    assert np.array_equal(pickle.loads(pickle.dumps(kernel))(X), T)
-    rows = kernel.as_sklearn((1, 4, 4))
-    assert np.array_equal(rows(X.reshape(3, -1)), T.astype(np.float64))
-    assert "ntk of" in repr(rows)
-    assert not np.allclose(T, Kernel(NET, device="cpu")(X))
 
 
 def test_a_tangent_kernel_that_does_not_fit_is_refused():

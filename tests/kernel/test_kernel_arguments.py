@@ -15,13 +15,16 @@ from helpers.kernels import SMALL, each_device, random_images
 
 
 @each_device
-def test_a_kernel_may_be_pickled_copied_and_used_on_several_shapes(device):
-    kernel = Kernel(SMALL, device=device, dtype="float64", threads=2)
+def test_a_kernel_is_pickled_with_its_settings_and_used_on_several_shapes(device):
+    settings = {"device": device, "dtype": "float64", "threads": 2, "kind": "ntk", "check": False, "symmetry": "flip"}
+    kernel = Kernel(SMALL, **settings)
     X = random_images(4)
     K = kernel(X)
     again = pickle.loads(pickle.dumps(kernel))
-    assert repr(again) == repr(kernel) == f"Kernel({SMALL!r}, device={device!r}, dtype='float64', threads=2)"
-    assert (again.network, again.dtype, again.threads, again.device) == (SMALL, "float64", 2, device)
+    told = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+    assert repr(again) == repr(kernel) == f"Kernel({SMALL!r}, {told})"
+    assert {name: getattr(again, name) for name in settings} == settings
+    assert again.network == SMALL
     assert np.array_equal(again(X), K)
     assert again(random_images(3, (1, 9, 9))).shape == (3, 3)
     assert np.array_equal(again(X), K)
@@ -31,20 +34,14 @@ def test_a_kernel_may_be_pickled_copied_and_used_on_several_shapes(device):
     ("X", "message"),
     [
         (np.zeros(5), r"^X has shape \(5,\); expected \(N, channels, height, width\).*; for one image use X\[None\]$"),
-        (np.zeros(()), r"^X has shape \(\); expected"),
-        (3.0, r"^X has shape \(\); expected"),
         (
             np.zeros((0, 1, 4, 4)),
             r"^X has shape \(0, 1, 4, 4\), which is empty; expected at least one image with pixels$",
         ),
         (np.zeros((2, 0, 4, 4)), r"^X has shape \(2, 0, 4, 4\), which is empty"),
-        (np.zeros((2, 1, 4, 0)), "which is empty"),
-        ([], r"^X has shape \(0,\)"),
         ([[]], r"^X has shape \(1, 0\), which is empty"),
-        ("images.npy", "^X has type <U10; expected real numbers$"),
         (None, r"^X has shape \(\); expected"),
         ([[1.0, 2.0], [3.0]], "^X: rows of different lengths; expected one array$"),
-        ({"a": 1}, "^X holds Python objects that are not all real numbers"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else type(value).__name__,
 )
@@ -60,28 +57,23 @@ def test_what_is_no_set_of_images_is_refused_by_name(X, message):
             kernel(random_images(2), X)
 
 
-def test_two_sets_of_different_images_are_refused():
-    for shape in ((1, 7, 6), (2, 6, 7)):
-        told = f"X holds images of shape (2, 7, 6) and Z of shape {shape}; they must agree"
-        with pytest.raises(DataError, match=re.escape(told)):
-            Kernel(SMALL, device="cpu")(random_images(2), random_images(2, shape))
+@pytest.mark.parametrize("shape", [(1, 7, 6), (2, 6, 7)])
+def test_two_sets_of_different_images_are_refused(shape):
+    told = f"X holds images of shape (2, 7, 6) and Z of shape {shape}; they must agree"
+    with pytest.raises(DataError, match=re.escape(told)):
+        Kernel(SMALL, device="cpu")(random_images(2), random_images(2, shape))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"device": "gpu"}, "device='gpu' is not 'auto', 'cpu' or 'cuda'"),
-        ({"device": None}, "device=None is not 'auto'"),
         ({"device": "cuda:0"}, "device='cuda:0' is not"),
         ({"dtype": "float16"}, "dtype='float16' is not 'float32' or 'float64'"),
-        ({"dtype": "fast"}, "dtype='fast' is not 'float32' or 'float64'"),
         ({"dtype": int}, "dtype=<class 'int'> is not 'float32' or 'float64'"),
         ({"dtype": None}, "dtype=None is not 'float32' or 'float64'"),
-        ({"dtype": 32}, "dtype=32 is not"),
         ({"kind": "NTK"}, "kind='NTK' is not 'nngp', the kernel of the Gaussian process, or 'ntk'"),
         ({"threads": 0}, "threads=0 is not a positive integer or None"),
-        ({"threads": -1}, "threads=-1 is not a positive integer"),
-        ({"threads": 2.0}, "threads=2.0 is not a positive integer"),
         ({"threads": True}, "threads=True is not a positive integer"),
         ({"threads": "2"}, "threads='2' is not a positive integer"),
         ({"check": "no"}, "check='no' is not True or False"),

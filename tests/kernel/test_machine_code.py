@@ -4,7 +4,6 @@ And what is compiled and imported when: a prepared kernel compiles nothing, the 
 """
 
 import errno
-import importlib.util
 import logging
 import os
 import shutil
@@ -26,20 +25,13 @@ PACKAGE = Path(cnngp.__file__).parent
 FIRST, SECOND = (Function("row", "rows.forms.value_row", (family, 0)) for family in (1, 2))
 
 
-@pytest.fixture
-def copied(tmp_path: Path) -> Path:
-    """A copy of the package's sources."""
-    return Path(shutil.copytree(PACKAGE, tmp_path / "cnngp", ignore=shutil.ignore_patterns("__pycache__")))
-
-
-def digest_of(package: Path) -> str:
-    path = package / "kernel/engines/cpu/machine_code.py"
-    spec = importlib.util.spec_from_file_location("machine_code_of_a_copy", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return str(module.sources_digest())
+def run(script: str, **more: str) -> list[float]:
+    """The numbers that a script prints in a process of its own."""
+    env = os.environ | {"PYTHONPATH": str(PACKAGE.parent), "PYTHONDONTWRITEBYTECODE": "1"} | more
+    if not more:
+        env.pop("NUMBA_CACHE_DIR", None)
+    out = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True).stdout
+    return [float(number) for number in out.split()]
 
 
 FILES = [
@@ -51,14 +43,19 @@ FILES = [
 ]
 
 
-def test_the_digest_follows_every_file_that_compiled_code_depends_on(copied: Path) -> None:
-    before = digest_of(copied)
-    assert before == sources_digest()
-    for file in FILES:
-        path = copied / "kernel" / file
+def test_the_digest_follows_every_file_that_compiled_code_depends_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A formula is inlined into functions of other files, which Numba alone would take from before a change of it."""
+    copy = shutil.copytree(PACKAGE, tmp_path / "cnngp", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(machine_code, "__file__", str(copy / "kernel/engines/cpu/machine_code.py"))
+    digests = {sources_digest(), sources_digest.__wrapped__()}
+    assert len(digests) == 1
+    for changes, file in enumerate(FILES, 1):
+        path = copy / "kernel" / file
         path.write_text(path.read_text(encoding="utf-8") + "# changed\n", encoding="utf-8")
-        assert digest_of(copied) != before
-        before = digest_of(copied)
+        digests.add(sources_digest.__wrapped__())
+        assert len(digests) == 1 + changes, file
 
 
 @pytest.fixture
@@ -68,31 +65,39 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(machine_code, "_loaded", {})
     monkeypatch.setattr(machine_code, "_link", lambda code, symbol: {symbol: hash(code)})
     monkeypatch.setattr(compiling, "object_code", compiled_quickly)
+    monkeypatch.setattr(machine_code, "progress_bar", shown)
+    events.clear()
     machine_code.folder.cache_clear()
     yield tmp_path
     machine_code.folder.cache_clear()
 
 
+events: list[str] = []
+"""What a terminal showed, and what was compiled."""
+
+
+def shown(total: int, what: str, unit: str, **_: object) -> AbstractContextManager[None]:
+    events.append(what)
+    return nullcontext()
+
+
 def compiled_quickly(function: Function, dtype: str, symbol: str) -> bytes:
-    global compilations
-    compilations += 1
+    events.append("compiled")
     return f"code of {symbol} with the number ".encode() + struct.pack("<d", 0.8125)
-
-
-compilations = 0
 
 
 def in_a_new_process(function: Function = FIRST) -> int:
     """How many functions a process compiles that needs this one."""
     machine_code._loaded.clear()
-    before = compilations
+    before = events.count("compiled")
     machine_code.address(function, "float32")
-    return compilations - before
+    return events.count("compiled") - before
 
 
 def test_code_that_was_damaged_is_compiled_again(kept: Path) -> None:
     assert in_a_new_process() == 1
     assert in_a_new_process() == 0
+    assert events == [f"compiling for this machine, once: {FIRST}", "compiled"]
     (file,) = kept.rglob("*.o")
     good = file.read_bytes()
     number = good.index(struct.pack("<d", 0.8125)) + 6
@@ -102,27 +107,6 @@ def test_code_that_was_damaged_is_compiled_again(kept: Path) -> None:
         assert in_a_new_process() == 0  # written anew
     file.write_bytes(good[:-1])
     assert in_a_new_process() == 1
-
-
-def test_a_terminal_hears_of_compiling_before_it_begins_and_only_then(
-    kept: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[str] = []
-
-    def shown(total: int, what: str, unit: str, **_: object) -> AbstractContextManager[None]:
-        events.append(what)
-        return nullcontext()
-
-    def code(*_: object) -> bytes:
-        events.append("compiled")
-        return b"code"
-
-    monkeypatch.setattr(machine_code, "progress_bar", shown)
-    monkeypatch.setattr(compiling, "object_code", code)
-    in_a_new_process()
-    assert events == [f"compiling for this machine, once: {FIRST}", "compiled"]
-    in_a_new_process()
-    assert len(events) == 2
 
 
 def test_code_of_another_name_is_not_run_and_that_of_older_sources_is_removed(kept: Path) -> None:
@@ -138,29 +122,21 @@ def test_code_of_another_name_is_not_run_and_that_of_older_sources_is_removed(ke
     assert in_a_new_process() == 1
 
 
-def test_a_full_disk_does_not_end_the_work(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_can_be_kept_it_is_compiled_again(kept: Path, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    """On a full disk, and where no folder can be written to, which is said once."""
+
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(machine_code, "write_atomically", full)
-    assert in_a_new_process() == in_a_new_process() == 1
-
-
-def test_where_nothing_can_be_kept_it_is_said_once(kept: Path, monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(machine_code, "write_atomically", full)
+        assert in_a_new_process() == in_a_new_process() == 1
     (kept / "file").touch()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(kept / "file"))
+    machine_code.folder.cache_clear()
     with caplog.at_level(logging.WARNING):
         assert in_a_new_process() == in_a_new_process() == 1
     assert caplog.text.count("set NUMBA_CACHE_DIR to one that can") == 1
-
-
-def run(package: Path, script: str, **more: str) -> list[float]:
-    """The numbers that a script prints in a process of its own."""
-    env = os.environ | {"PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"} | more
-    if not more:
-        env.pop("NUMBA_CACHE_DIR", None)
-    out = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=True).stdout
-    return [float(number) for number in out.split()]
 
 
 @pytest.mark.parametrize("gradient", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -177,35 +153,12 @@ kernel = Kernel(net, device="cpu", threads=1, check=False)
 gradient = kernel.gradient(X, None, np.ones((2, 2))).values() if {gradient} else ()
 print(kernel(X)[0, 1], *gradient, int("numba" in sys.modules))
 """
-    *first, compiled = run(PACKAGE, script, NUMBA_CACHE_DIR=str(tmp_path))
+    *first, compiled = run(script, NUMBA_CACHE_DIR=str(tmp_path))
     assert compiled
     files = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")}
     assert len(files) > (10 if gradient else 3)
-    assert run(PACKAGE, script, NUMBA_CACHE_DIR=str(tmp_path)) == [*first, 0]
+    assert run(script, NUMBA_CACHE_DIR=str(tmp_path)) == [*first, 0]
     assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")} == files
-
-
-@pytest.mark.slow
-def test_a_change_in_one_file_makes_all_compiled_code_anew(copied: Path) -> None:
-    """The ReLU is inlined into functions of other files, which Numba alone would take from before the change."""
-    script = """
-import sys
-import numpy as np
-from cnngp import Conv, Dense, Kernel, ReLU, Sequential
-K = Kernel(Sequential(Conv(3), ReLU(), Dense()), device="cpu", threads=1, check=False)(np.ones((2, 1, 4, 4)))
-print(float(K[0, 1]), int("numba" in sys.modules))
-"""
-    first, compiled = run(copied, script)
-    assert compiled
-    assert run(copied, script) == [first, 0]
-    path = copied / "kernel/formulas/relu.py"
-    text = path.read_text(encoding="utf-8")
-    changed = text.replace("relu_g(u), positive(K))", "relu_g(u), positive(K) + u)")
-    assert changed != text
-    path.write_text(changed, encoding="utf-8")
-    second, compiled = run(copied, script)
-    assert compiled
-    assert second != first
 
 
 # ---- when it is made, and what is imported ---------------------------------------------------------------------------
@@ -229,34 +182,28 @@ prepared = len(machine_code._loaded)
 kernel(X), kernel(X[:10], X), kernel.diag(X)
 print(seconds, whole, prepared, len(machine_code._loaded))
 """
-    seconds, whole, prepared, after = run(PACKAGE, script)
+    seconds, whole, prepared, after = run(script)
     assert 0.9 * whole < seconds < whole
     assert 0 < prepared == after
 
 
-def imported_by(code):
+HEAVY = {"numba", "llvmlite", "sklearn", "scipy", "torch", "zarr", "cupy", "dask", "matplotlib", "pandas", "click"}
+DESCRIBED = "net = zoo.resnet(32)\nprint(net, from_json(net.to_json()).fingerprint, net.shapes((1, 28, 28)))"
+
+
+@pytest.mark.parametrize(
+    ("code", "kept_out"),
+    [
+        (f"from cnngp import from_json, zoo\n{DESCRIBED}", HEAVY | {"numpy"}),
+        ("from cnngp import Kernel, zoo\nKernel(zoo.resnet(8), device='cpu')", HEAVY),
+        (
+            "from cnngp import Elementwise\nElementwise('tanh').fingerprint\nimport cnngp.kernel.series.packed",
+            {"scipy"},
+        ),
+    ],
+    ids=["networks", "a kernel", "a series"],
+)
+def test_nothing_heavy_is_imported_before_it_is_used(code: str, kept_out: set[str]) -> None:
     script = f"import sys\n{code}\nprint(*sorted(m for m in sys.modules if '.' not in m))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
-
-
-HEAVY = {"numba", "llvmlite", "sklearn", "scipy", "torch", "zarr", "cupy", "dask", "matplotlib", "pandas", "click"}
-
-
-def test_importing_the_package_imports_nothing_heavy():
-    assert not imported_by("import cnngp") & (HEAVY | {"numpy"})
-
-
-def test_describing_a_network_imports_nothing_heavy():
-    code = """
-from cnngp import from_json, zoo
-net = from_json(zoo.resnet(32).to_json())
-print(net, net.fingerprint, net.shapes((1, 28, 28)))
-"""
-    assert not imported_by(code) & (HEAVY | {"numpy"})
-
-
-def test_a_kernel_does_not_import_what_it_does_not_use():
-    assert not imported_by("from cnngp import Kernel, zoo\nKernel(zoo.resnet(8), device='cpu')") & HEAVY
-    code = "from cnngp import Elementwise\nElementwise('tanh').fingerprint\nimport cnngp.kernel.series.packed"
-    assert "scipy" not in imported_by(code)
+    assert not set(done.stdout.split()) & kept_out

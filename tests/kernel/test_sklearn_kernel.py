@@ -28,14 +28,16 @@ def as_sklearn(**arguments):
     return Kernel(NET, device="cpu", **arguments).as_sklearn((1, 5, 5))
 
 
-def test_the_sklearn_kernel_is_the_kernel_on_flat_rows():
+@pytest.mark.parametrize("kind", ["nngp", "ntk"])
+def test_the_sklearn_kernel_is_the_kernel_on_flat_rows(kind):
     X, _ = digits_like(8)
-    kernel, plain, images = as_sklearn(), Kernel(NET, device="cpu"), X.reshape(-1, 1, 5, 5)
+    kernel, plain, images = as_sklearn(kind=kind), Kernel(NET, device="cpu", kind=kind), X.reshape(-1, 1, 5, 5)
     K = plain(images)
     assert np.array_equal(kernel(X), K)
     assert np.array_equal(kernel(X, X[:3]), plain(images, images[:3]))
     assert np.array_equal(kernel.diag(X), K.diagonal())
     assert kernel(X).dtype == np.float64
+    assert ("ntk of" in repr(kernel)) == (kind == "ntk")
     assert not kernel.is_stationary()
     value, gradient = kernel(X, eval_gradient=True)
     assert np.array_equal(value, K)

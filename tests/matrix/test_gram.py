@@ -1,6 +1,6 @@
 """Kernel matrices by tiles: bit for bit the kernel's own, resumed exactly, refused where they are of something else."""
 
-import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,11 +12,13 @@ import pytest
 import zarr
 
 import cnngp
-from cnngp import Conv, DataError, Dense, Elementwise, Kernel, ReLU, Sequential, gram
+from cnngp import Conv, DataError, Dense, Elementwise, GPClassifier, Kernel, ReLU, Sequential, gram
 from cnngp.common.errors import StoreError
+from cnngp.gp.checks import float64_buffer
 from cnngp.kernel.engines.base import RangeError
 from cnngp.matrix.plan import status
 from cnngp.matrix.store.store import GramStore
+from helpers.stores import contents
 
 NET = Sequential(Conv(3), ReLU(), Dense())
 rng = np.random.default_rng(0)
@@ -39,30 +41,29 @@ def taken(calls: list[int]) -> int:
 # ---- the same bits --------------------------------------------------------------------------------------------------
 
 
+FEATURES = rng.random((37, 3)), rng.random((23, 3))
+ODD = Sequential(Dense(), Elementwise("tanh"), Dense())
+
+
 @pytest.mark.parametrize("tile", [5, 16, 100, (5, 9), None])
-def test_tiles_give_the_bits_of_the_kernel(kernel: Kernel, tile: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("network", "images", "dtype"), [(NET, (X, Z), "float32"), (ODD, FEATURES, "float64")])
+def test_tiles_give_the_bits_of_the_kernel(network: Any, images: Any, dtype: Any, tile: Any, tmp_path: Path) -> None:
     """Of one set and of two, whatever the tile, the threads and the number of images in a call."""
-    several = Kernel(NET, device="cpu", threads=3)
-    for k, (other, expected) in enumerate(((None, kernel(X)), (Z, kernel(X, Z)))):
+    one, several = (Kernel(network, device="cpu", dtype=dtype, threads=threads) for threads in (1, 3))
+    for other in (None, images[1]):
         if other is None and isinstance(tile, tuple):
             continue
-        np.testing.assert_array_equal(gram(several, X, other), expected)
-        K = gram(several, X, other, store=tmp_path / f"{k}", tile=tile)
-        assert K.dtype == np.float32
+        expected = one(images[0]) if other is None else one(images[0], other)
+        np.testing.assert_array_equal(gram(several, images[0], other), expected)
+        K = gram(several, images[0], other, store=tmp_path / f"{other is None}", tile=tile)
+        assert K.dtype == dtype
         np.testing.assert_array_equal(K[:], expected)
         if other is None:
-            np.testing.assert_array_equal(np.diagonal(K[:]), kernel.diag(X))
+            np.testing.assert_array_equal(np.diagonal(K[:]), one.diag(images[0]))
 
 
-def test_float64_features_elementwise_and_a_network_in_place_of_a_kernel(tmp_path: Path) -> None:
-    features = rng.random((11, 3))
-    net = Sequential(Dense(), Elementwise("tanh"), Dense())
-    kernel = Kernel(net, device="cpu", dtype="float64")
-    for net_or_kernel, expected in ((kernel, kernel(features)), (net, Kernel(net)(features))):
-        np.testing.assert_array_equal(gram(net_or_kernel, features), expected)
-    K = gram(kernel, features, store=tmp_path / "K", tile=4)
-    assert K.dtype == np.float64
-    np.testing.assert_array_equal(K[:], kernel(features))
+def test_a_network_in_place_of_a_kernel() -> None:
+    np.testing.assert_array_equal(gram(NET, X, kind="ntk"), Kernel(NET, kind="ntk")(X))
 
 
 def test_a_python_function_in_the_network_is_known_by_its_values(tmp_path: Path, calls: list[int]) -> None:
@@ -103,28 +104,22 @@ def test_progress_counts_every_pair_once_and_resumes(
 # ---- the store ------------------------------------------------------------------------------------------------------
 
 
-def test_any_zarr_reader_opens_it(kernel: Kernel, tmp_path: Path) -> None:
-    K = gram(kernel, X, store=tmp_path / "K.zarr", tile=16)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_any_zarr_reader_opens_it(dtype: Any, tmp_path: Path) -> None:
+    """It is an array as Zarr itself writes it, to the last byte, beside what the matrix is of."""
+    kernel = Kernel(NET, device="cpu", dtype=dtype)
+    K = gram(kernel, X, store=tmp_path / "ours", tile=16)
     assert isinstance(K, zarr.Array)
     with pytest.raises(ValueError, match="read-only"):
         K[0, 0] = 1.0
-    group = zarr.open_group(tmp_path / "K.zarr", mode="r")
+    group = zarr.open_group(tmp_path / "ours", mode="r")
     assert [name for name, _ in group.members(max_depth=None)] == ["K"]
     a = dict(group.attrs)
     assert cnngp.from_json(a["network"]) == NET
     assert a["network_fingerprint"] == NET.fingerprint
-    assert (a["X"]["images"], a["Z"], a["dtype"], a["tile"]) == (37, None, "float32", [16, 16])
+    assert (a["X"]["images"], a["Z"], a["dtype"], a["tile"]) == (37, None, dtype, [16, 16])
     assert a["engine"] == kernel.engine_for((1, 4, 4)).identity
     assert a["progress"] == {"tiles": 6, "of": 6}
-    metadata = json.loads((tmp_path / "K.zarr" / "K" / "zarr.json").read_text())
-    assert (metadata["zarr_format"], metadata["fill_value"]) == (3, "NaN")
-    assert [c["name"] for c in metadata["codecs"]] == ["bytes", "crc32c"]
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_chunks_have_the_bytes_that_zarr_writes(dtype: str, tmp_path: Path) -> None:
-    kernel = Kernel(NET, device="cpu", dtype=dtype)
-    K = gram(kernel, X, store=tmp_path / "ours", tile=16)
     options: dict[str, Any] = {"shape": K.shape, "chunks": K.chunks, "dtype": K.dtype, "fill_value": np.nan}
     theirs = zarr.create_array(tmp_path / "theirs", compressors=[zarr.codecs.Crc32cCodec()], **options)
     theirs[:] = kernel(X)
@@ -146,24 +141,22 @@ def test_a_memory_url_a_file_url_and_a_zarr_store(kernel: Kernel, tmp_path: Path
     assert (tmp_path / "K.zarr" / "zarr.json").exists()
 
 
+KINDS = "the Gaussian process's, kind 'nngp', there, the tangent kernel, kind 'ntk', now"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"network": Sequential(Conv(5), ReLU(), Dense())},
-            r"the network \(layers\[0\]\.kernel_size is 3 there, 5 now\)",
-        ),
-        (
-            {"kind": "ntk"},
-            r"the kernel \(the Gaussian process's, kind 'nngp', there, the tangent kernel, kind 'ntk', now",
-        ),
-        ({"dtype": "float64"}, r"the type \(float32 there, float64 now\)"),
-        ({"tile": 8}, r"the tile \(16 there, 8 now\)"),
-        ({"X": X[::-1]}, r"X \(the pixels of its 37 images\)"),
-        ({"X": X[:30]}, r"X \(37 images there, only 30 now\)"),
-        ({"X": np.concatenate([Z, X])}, r"X \(the first 37 of its 60 images are not those"),
-        ({"X": X.reshape(37, 1, 2, 8)}, r"X \(37 images of shape \(1, 4, 4\) there, 37 of \(1, 2, 8\) now\)"),
-        ({"Z": Z}, r"the kind \(the matrix of one set of images there, the matrix of two sets now\)"),
+        ({"network": Sequential(Conv(5), ReLU(), Dense())}, "the network (layers[0].kernel_size is 3 there, 5 now)"),
+        ({"kind": "ntk"}, f"the kernel ({KINDS}"),
+        ({"dtype": "float64"}, "the type (float32 there, float64 now)"),
+        ({"tile": 8}, "the tile (16 there, 8 now)"),
+        ({"tile": (8, 16)}, "the tile (16 there, 8 × 16 now)"),
+        ({"X": X[::-1]}, "X (the pixels of its 37 images)"),
+        ({"X": X[:30]}, "X (37 images there, only 30 now)"),
+        ({"X": np.concatenate([Z, X])}, "X (the first 37 of its 60 images are not those"),
+        ({"X": X.reshape(37, 1, 2, 8)}, "X (37 images of shape (1, 4, 4) there, 37 of (1, 2, 8) now)"),
+        ({"Z": Z}, "the kind (the matrix of one set of images there, the matrix of two sets now)"),
     ],
 )
 def test_a_store_of_something_else_is_refused(
@@ -171,13 +164,13 @@ def test_a_store_of_something_else_is_refused(
 ) -> None:
     asked = {"network": NET, "dtype": "float32", "kind": "nngp", "X": X, "Z": None, "tile": None} | change
     gram(Kernel(NET, device="cpu"), X, store=tmp_path / "K", tile=16)
-    before = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file() and p.name != ".lock"}
+    before = contents(tmp_path)
     calls.clear()
     kernel = Kernel(asked["network"], device="cpu", dtype=asked["dtype"], kind=asked["kind"])
-    with pytest.raises(StoreError, match=message):
+    with pytest.raises(StoreError, match=re.escape(message)):
         gram(kernel, asked["X"], asked["Z"], store=tmp_path / "K", tile=asked["tile"])
     assert not calls
-    assert before == {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*") if p.is_file() and p.name != ".lock"}
+    assert contents(tmp_path) == before
 
 
 def test_another_engine_may_read_a_whole_store_but_not_fill_it(kernel: Kernel, tmp_path: Path) -> None:
@@ -193,55 +186,43 @@ def test_another_engine_may_read_a_whole_store_but_not_fill_it(kernel: Kernel, t
         gram(other, X, store=tmp_path / "K")
 
 
-def test_places_that_hold_something_else_are_left_alone(kernel: Kernel, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    zarr.create_group(tmp_path / "theirs" / "group")
-    zarr.create_group(tmp_path / "newer" / "K", attributes={"cnngp_gram": 99})
-    for place, message in (
-        (tmp_path / "file", "is a file"),
-        (tmp_path, r"did not make \(it holds file"),
-        (tmp_path / "theirs" / "group", "a Zarr group that cnngp did not make"),
-        (3, "expected a path, a URL"),
-        ("nonsense://there/K", "nonsense"),
-        (tmp_path / "newer" / "K", "format 99; this version of cnngp reads format 3"),
-    ):
-        with pytest.raises(StoreError, match=message):
-            gram(kernel, X, store=place)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "newer", "theirs"]
-    assert [p.name for p in (tmp_path / "theirs" / "group").iterdir()] == ["zarr.json"]
-
-
 # ---- growth ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("old", "new", "tiles"), [(32, 60, 7), (37, 60, 7), (37, 38, 3), (16, 17, 2), (1, 60, 10)])
-def test_more_images_reuse_the_tiles(
-    kernel: Kernel, old: int, new: int, tiles: int, tmp_path: Path, calls: list[int]
-) -> None:
-    images = np.concatenate([X, Z])
-    gram(kernel, images[:old], store=tmp_path / "K", tile=16)
-    taken(calls)
-    K = gram(kernel, images[:new], store=tmp_path / "K", verify=False)
-    assert taken(calls) == tiles
-    np.testing.assert_array_equal(K[:], kernel(images[:new]))
+IMAGES = np.concatenate([X, Z])
 
 
 @pytest.mark.parametrize("verify", [True, False])
-def test_either_set_may_grow(kernel: Kernel, verify: bool, tmp_path: Path, calls: list[int]) -> None:
-    """An edge chunk holds NaN where the new images are, verified or not."""
-    for x, z, tiles in ((20, 10, 2), (20, 23, 4), (37, 23, 4), (37, 23, 0)):
-        K = gram(kernel, X[:x], Z[:z], store=tmp_path / "K", tile=16, verify=verify)
-        assert taken(calls) == tiles
-        np.testing.assert_array_equal(K[:], kernel(X[:x], Z[:z]))
-        taken(calls)
+@pytest.mark.parametrize(
+    ("old", "new", "tiles"),
+    [
+        *(((32, None), (60, None), 7), ((37, None), (60, None), 7), ((37, None), (38, None), 3)),
+        *(((16, None), (17, None), 2), ((1, None), (60, None), 10), ((37, None), (37, None), 0)),
+        *(((20, 10), (20, 23), 4), ((20, 23), (37, 23), 4), ((37, 16), (37, 17), 3), ((37, 23), (37, 23), 0)),
+    ],
+)
+def test_more_images_reuse_the_tiles(
+    kernel: Kernel, old: Any, new: Any, tiles: int, verify: bool, tmp_path: Path, calls: list[int]
+) -> None:
+    """Of either set. An edge chunk holds NaN where the new images are, verified or not."""
+
+    def matrix(sizes: Any, **options: Any) -> Any:
+        other = None if sizes[1] is None else Z[: sizes[1]]
+        expected = kernel(IMAGES[: sizes[0]]) if other is None else kernel(IMAGES[: sizes[0]], other)
+        calls.clear()
+        K = gram(kernel, IMAGES[: sizes[0]], other, store=tmp_path / "K", verify=verify, **options)
+        np.testing.assert_array_equal(K[:], expected)
+
+    matrix(old, tile=16)
+    matrix(new)
+    assert len(calls) == tiles
 
 
 def test_growth_that_was_killed_goes_back_or_on(
     kernel: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed between any two of its steps, both the old and the new matrix can be had, without the chunks it cuts."""
-    images = np.concatenate([X, Z])
-    expected = kernel(images)
+    expected = kernel(IMAGES)
     for step in ("_update", "_open_array"):
         for n in (37, 60):
             place = tmp_path / f"{step}{n}"
@@ -249,13 +230,13 @@ def test_growth_that_was_killed_goes_back_or_on(
             with monkeypatch.context() as m:
                 m.setattr(GramStore, step, lambda *_: 1 / 0)
                 with pytest.raises(ZeroDivisionError):
-                    gram(kernel, images, store=place)
+                    gram(kernel, IMAGES, store=place)
             assert not any((place / f"K/{kind}/{i}/2").exists() for kind in ("c", "seals") for i in range(3))
             if step == "_open_array" and n == 37:  # the metadata says 60 by then
                 with pytest.raises(StoreError, match="60 images there, only 37 now"):
                     gram(kernel, X, store=place)
                 continue
-            np.testing.assert_array_equal(gram(kernel, images[:n], store=place)[:], expected[:n, :n])
+            np.testing.assert_array_equal(gram(kernel, IMAGES[:n], store=place)[:], expected[:n, :n])
 
 
 # ---- what is refused before any work --------------------------------------------------------------------------------
@@ -276,3 +257,43 @@ def test_bad_arguments(kernel: Kernel, tmp_path: Path) -> None:
     assert not (tmp_path / "K" / "zarr.json").exists()
     assert gram(kernel, X, store=tmp_path / "K", tile=(np.int32(16), np.int64(16))).chunks == (16, 16)
     assert status(tmp_path / "K").whole
+
+
+# ---- behind estimators ----------------------------------------------------------------------------------------------
+
+
+def test_an_estimator_computes_each_kernel_once(tmp_path: Path, calls: list[int]) -> None:
+    """On a disk or in memory, in the store that `gram` filled before it."""
+    y = np.arange(37) % 3
+    plain = GPClassifier(NET, device="cpu").fit(X, y)
+    expected = plain.predict_proba(Z)
+    for place in (str(tmp_path / "run.zarr"), "memory://cnngp-estimators/run.zarr"):
+        gram(Kernel(NET, device="cpu"), X, store=place)
+        for matrices in (1, 0):
+            calls.clear()
+            clf = GPClassifier(NET, device="cpu", store=place).fit(X, y)
+            np.testing.assert_array_equal(clf.predict_proba(Z), expected)
+            np.testing.assert_array_equal(clf.predict(Z), clf.classes_[expected.argmax(axis=1)])
+            assert clf.loo_error_ == plain.loo_error_
+            assert len(calls) == matrices
+    names = sorted(name for name, _ in zarr.open_group(tmp_path / "run.zarr", mode="r").members())
+    assert [name.partition("-")[0] for name in names] == ["K", "cross"]
+
+
+def test_the_buffer_of_a_fit_reads_each_chunk_of_a_store_once(
+    kernel: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    K = gram(kernel, X, store=tmp_path / "K", tile=16)
+    read: list[str] = []
+    get = zarr.storage.LocalStore.get
+
+    async def counted(self: Any, key: str, *args: Any, **kwargs: Any) -> Any:
+        read.append(key)
+        return await get(self, key, *args, **kwargs)
+
+    monkeypatch.setattr(zarr.storage.LocalStore, "get", counted)
+    A = float64_buffer(K)
+    chunks = [f"K/c/{i}/{j}" for i in range(3) for j in range(3)]
+    assert sorted(read) == chunks + [f"K/seals/{i}/{j}" for i in range(3) for j in range(i, 3)]
+    assert A.dtype == np.float64
+    np.testing.assert_array_equal(A, kernel(X).astype(np.float64))

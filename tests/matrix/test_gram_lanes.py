@@ -1,5 +1,6 @@
 """Several engines at one matrix, as on a machine with several cards; and matrices that stay where they are computed."""
 
+import sys
 import threading
 import types
 from pathlib import Path
@@ -25,6 +26,13 @@ X = np.random.default_rng(0).random((37, 1, 4, 4), dtype=np.float32)
 @pytest.fixture
 def kernel() -> Kernel:
     return Kernel(NET, device="cpu", threads=1)
+
+
+def begun(kernel: Kernel, place: Path, tile: int) -> None:
+    """A store without its tiles."""
+    gram(kernel, X, store=place, tile=tile)
+    for path in place.glob("K/c/*/*"):
+        path.unlink()
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
@@ -57,49 +65,40 @@ def test_a_processor_with_several_threads_has_two_lanes_that_share_them(tmp_path
 
 
 @pytest.fixture
-def three_cards(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def three_cards(monkeypatch: pytest.MonkeyPatch) -> None:
     """CuPy's look with three cards, the last of another kind. Arrays know their card, and only that may read them."""
-    current = threading.local()
-    made: list[Any] = []
+    entered = threading.local()
+
+    def now() -> int:
+        return getattr(entered, "cards", [0])[-1]
 
     class Device:
         def __init__(self, k: int) -> None:
             self.k = k
 
         def __enter__(self) -> None:
-            current.__dict__.setdefault("stack", []).append(self.k)
+            entered.cards = [*getattr(entered, "cards", [0]), self.k]
 
         def __exit__(self, *_: object) -> None:
-            current.stack.pop()
-
-    def now() -> int:
-        return current.stack[-1] if current.__dict__.get("stack") else 0
+            entered.cards.pop()
 
     class Array(fake_cupy.ndarray):
         def __init__(self, a: Any) -> None:
             super().__init__(a)
-            self.card = now()
+            self.device = Device(now())
 
-        @property
-        def device(self) -> Device:
-            return Device(self.card)
-
-        def get(self, out: Any = None) -> Any:
-            assert self.card == now()
-            if out is None:
-                return self._a
-            out[:] = self._a
-            return out
+        def get(self) -> Any:
+            assert self.device.k == now()
+            return self._a
 
     class Engine(CpuEngine):
         def __init__(self, program: Any, dtype: str, devices: list[int]) -> None:
             super().__init__(program, dtype, threads=1)
             self.card, self.tiles = devices[0], 0
             self.identity = "other" if self.card == 2 else "card"
-            made.append(self)
 
         def cross(self, x: Any, z: Any, output: str, advance: Any) -> Any:
-            assert x.card == z.card == self.card == now()
+            assert x.device.k == z.device.k == self.card == now()
             assert output == "cupy"
             self.tiles += 1
             threading.Event().wait(0.01)
@@ -110,20 +109,16 @@ def three_cards(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(fake_cupy, "ndarray", Array)
     modules = fake_cupy.modules()
-    modules["cupy"].cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
-        Device=Device, runtime=types.SimpleNamespace(getDeviceCount=lambda: 3)
-    )
+    runtime = types.SimpleNamespace(getDeviceCount=lambda: 3)
+    modules["cupy"].cuda = types.SimpleNamespace(Device=Device, runtime=runtime)  # type: ignore[attr-defined]
     fake_cupy.install(monkeypatch, modules)
     monkeypatch.setattr("cnngp.kernel.engines.cuda.engine.CudaEngine", Engine)
-    return made
 
 
-def test_every_card_of_one_kind_takes_tiles(three_cards: list[Any], tmp_path: Path, kernel: Kernel) -> None:
+@pytest.mark.usefixtures("three_cards")
+def test_every_card_of_one_kind_takes_tiles(tmp_path: Path, kernel: Kernel) -> None:
     expected = kernel(X)
-    grid = Grid((37, 37), (4, 4), True)
-    gram(kernel, X, store=tmp_path / "K", tile=4)
-    for path in tmp_path.glob("K/K/c/*/*"):
-        path.unlink()
+    begun(kernel, tmp_path / "K", tile=4)
     engine = kernel.engine_for(X.shape[1:])
     engine.identity = "card"
     kernel.device = "cuda"
@@ -133,7 +128,7 @@ def test_every_card_of_one_kind_takes_tiles(three_cards: list[Any], tmp_path: Pa
     place = GramStore(tmp_path / "K")
     x = ImageRows(X, kernel, "X")
     x.room = 10**6
-    fill(grid, found, x, None, place.write, lambda _: None)
+    fill(place.grid, found, x, None, place.write, lambda _: None)
     np.testing.assert_array_equal(place.array()[:], expected)
     first, second = (lane.engine.tiles for lane in found)
     assert first > 0
@@ -153,7 +148,7 @@ def test_images_are_kept_as_far_as_there_is_room(kernel: Kernel) -> None:
 # ---- where a matrix goes --------------------------------------------------------------------------------------------
 
 
-def test_output(kernel: Kernel, tmp_path: Path) -> None:
+def test_output(kernel: Kernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     K = gram(kernel, X, output="torch")
     assert isinstance(K, torch.Tensor)
     np.testing.assert_array_equal(to_numpy(K), kernel(X))
@@ -161,6 +156,10 @@ def test_output(kernel: Kernel, tmp_path: Path) -> None:
         gram(kernel, X, output="jax")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="output='torch' is for a matrix in memory"):
         gram(kernel, X, store=tmp_path / "K", output="torch")
+    for output, extra in (("cupy", "cuda"), ("torch", "torch")):
+        monkeypatch.setitem(sys.modules, output, None)
+        with pytest.raises(ImportError, match=rf'^output={output!r} needs .*: pip install "cnngp\[{extra}\]"$'):
+            gram(kernel, X, output=output)
 
 
 def test_a_matrix_for_the_card_is_measured_against_the_card(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
@@ -196,8 +195,7 @@ def test_a_store_and_two_lanes_on_a_card(tmp_path: Path) -> None:
     assert isinstance(K, cupy.ndarray)
     np.testing.assert_array_equal(K.get(), kernel(X))
     np.testing.assert_array_equal(gram(kernel, X, store=tmp_path / "K", tile=8)[:], K.get())
-    for path in tmp_path.glob("K/K/c/*/*"):
-        path.unlink()
+    begun(kernel, tmp_path / "K", tile=8)
     engine = kernel.engine_for(X.shape[1:])
     pair = [Lane(CudaEngine(engine.program, kernel.dtype, devices=[0]), 0) for _ in range(2)]
     assert all(lane.engine.identity == engine.identity for lane in pair)

@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cnngp import Dense, Kernel
 from cnngp.matrix import tile_size as speed
+from cnngp.matrix.plan import plan
 from cnngp.matrix.tile_size import default_tile
 
 
@@ -81,3 +83,8 @@ def test_default_tiles_are_a_few_seconds_of_work_and_fit_small_sets(
     cost: int, device: str, shape: tuple[int, int], symmetric: bool, workers: int, tile: tuple[int, int]
 ) -> None:
     assert default_tile(cost, device, shape, symmetric, workers) == tile
+
+
+def test_a_plan_for_fewer_images_than_a_tile() -> None:
+    cost = plan(Kernel(Dense(), device="cpu"), np.ones((1, 3)))
+    assert (cost.pairs, cost.tiles) == (0, 1)

@@ -24,14 +24,6 @@ def refused(message: str, place: str = ""):
     return pytest.raises(NetworkError, match="^" + re.escape(f"{place}: " if place else "") + message)
 
 
-def kernels_add(*branches, before=(), size=(5, 5), **options):
-    """The Sum is accepted, and its kernel is the sum of those of its branches."""
-    X = np.random.default_rng(0).normal(size=(3, 2, *size))
-    whole = reference.kernel(Sequential(*before, Sum(*branches, **options), Dense()), X)
-    parts = sum(reference.kernel(Sequential(*before, branch, Dense()), X) for branch in branches)
-    np.testing.assert_allclose(whole, parts, rtol=1e-13)
-
-
 @pytest.mark.parametrize(
     ("branches", "options"),
     [
@@ -56,56 +48,62 @@ def test_two_paths_without_weights_are_refused_however_they_are_nested(branches,
         Sum(*branches, I, **options)
 
 
-@pytest.mark.parametrize("linear", [C, ConvTranspose(3), Dense()], ids=repr)
-def test_weights_on_all_but_one_branch_make_them_independent(linear):
-    size = () if linear == Dense() else (5, 5)  # Dense() leaves one location
-    kernels_add(linear, linear, size=size)
-    kernels_add(linear, Sum(I, linear), Sequential(linear, Sum(I, linear), linear), size=size)
-    for phi in ONE_OF_EACH:
-        check_network(Sequential(linear, phi, linear, phi, linear))
-
-
-def test_blocks_that_are_gaussian():
-    kernels_add(I, C, before=(C, Sum(I, C)))
-    kernels_add(Conv(1), Sequential(C, R, C), before=(C, R))
-    kernels_add(I, Sequential(LayerNorm(), R, C), before=[C])
-    kernels_add(Conv(1), Sequential(LayerNorm(), C), before=[C, LayerNorm()])
-    check_network(Sequential(Sum(I, C), C, R, Dense()))  # a skip of the input, with weights behind it
+@pytest.mark.parametrize(
+    "layers",
+    [
+        # weights on all branches but one make them independent
+        *([Sum(w, w, Sum(I, w), Sequential(w, Sum(I, w), w)), Dense()] for w in (C, ConvTranspose(3), Dense())),
+        [Sum(I, C), C, R, Dense()],  # a skip of the input, with weights behind it
+        [C, Sum(I, C), Sum(I, C), Dense()],
+        [C, R, Sum(Conv(1), Sequential(C, R, C)), Dense()],
+        [C, Sum(I, Sequential(LayerNorm(), R, C)), Dense()],
+        [C, LayerNorm(), Sum(Conv(1), Sequential(LayerNorm(), C)), Dense()],
+        [C, Sum(R), C, Sum(I), Sum(Sequential(R, C)), Dense()],  # a sum of one branch is that branch
+        *([C, phi, C, phi, Dense()] for phi in ONE_OF_EACH),
+    ],
+    ids=repr,
+)
+def test_what_is_gaussian_is_accepted(layers):
+    check_network(Sequential(*layers))
 
 
 APPLIED = "is applied to the output of a nonlinearity, which is not Gaussian"
 GIVES = "gives the output of a nonlinearity"
 SKIPPED = r"the branch Identity\(\)"
-
-
 ON_INPUT = "is applied to the input itself, which is not Gaussian"
-REFUSED = {  # what is built: the place that is told, and what is told of it
-    lambda: Sequential(Sum(I, Sequential(C, R), allow_non_gaussian=True), R): ("layers[1]", rf"ReLU\(\) {APPLIED}"),
-    lambda: Sequential(C, R, AvgPool(2), Abs(), Dense()): ("layers[3]", rf"Abs\(\) {APPLIED}; put a Conv"),
-    lambda: Sequential(C, Sum(R), Abs()): ("layers[2]", rf"Abs\(\) {APPLIED}"),
-    lambda: Sequential(C, R, Sum(Conv(1), Sequential(Erf(), Conv(1))), Dense()): (
-        *("layers[2].branches[1].layers[0]", rf"Erf\(\) {APPLIED}"),
+REFUSED = [  # what is built, the place that is told, and what is told of it
+    (lambda: Sequential(Sum(I, Sequential(C, R), allow_non_gaussian=True), R), "layers[1]", rf"ReLU\(\) {APPLIED}"),
+    (lambda: Sequential(C, R, AvgPool(2), Abs(), Dense()), "layers[3]", rf"Abs\(\) {APPLIED}; put a Conv"),
+    (lambda: Sequential(C, Sum(R), Abs()), "layers[2]", rf"Abs\(\) {APPLIED}"),
+    (
+        lambda: Sequential(C, R, Sum(Conv(1), Sequential(Erf(), Conv(1))), Dense()),
+        "layers[2].branches[1].layers[0]",
+        rf"Erf\(\) {APPLIED}",
     ),
-    lambda: Sequential(C, R, Sum(SKIP, Conv(1), allow_non_gaussian=True)): (
+    (
+        lambda: Sequential(C, R, Sum(SKIP, Conv(1), allow_non_gaussian=True)),
         "layers[2].branches[0]",
         f"{SKIPPED} {GIVES}",
     ),
-    lambda: Sequential(C, R, Sum(I, C)): ("layers[2]", f"{SKIPPED} {GIVES}.*add before the nonlinearity"),
-    lambda: Sequential(C, R, Sum(Conv(1), Sum(I, C))): ("layers[2].branches[1]", f"the branch .* {GIVES}"),
+    (lambda: Sequential(C, R, Sum(I, C)), "layers[2]", f"{SKIPPED} {GIVES}.*add before the nonlinearity"),
+    (lambda: Sequential(C, R, Sum(Conv(1), Sum(I, C))), "layers[2].branches[1]", f"the branch .* {GIVES}"),
     # wrong wherever it stands: told at once
-    lambda: Sequential(C, Sum(Conv(1), Sequential(Conv(1), Erf())), Dense()): ("", f"the branch .* {GIVES}"),
-    lambda: Sequential(C, R, LayerNorm(), Dense()): (
-        *("layers[2]", r"LayerNorm\(\) is applied to the output of a nonlinearity, whose mean over channels is not 0"),
+    (lambda: Sequential(C, Sum(Conv(1), Sequential(Conv(1), Erf())), Dense()), "", f"the branch .* {GIVES}"),
+    (
+        lambda: Sequential(C, R, LayerNorm(), Dense()),
+        "layers[2]",
+        r"LayerNorm\(\) is applied to the output of a nonlinearity, whose mean over channels is not 0",
     ),
-    lambda: check_network(Sequential(Sum(C, SKIP), Sequential(R, Dense()))): (
-        *("layers[1].layers[0]", rf"ReLU\(\) {ON_INPUT}"),
+    (
+        lambda: check_network(Sequential(Sum(C, SKIP), Sequential(R, Dense()))),
+        "layers[1].layers[0]",
+        rf"ReLU\(\) {ON_INPUT}",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("make", REFUSED)
-def test_what_is_not_gaussian_is_refused_by_its_place_from_the_top_of_what_is_built(make):
-    place, message = REFUSED[make]
+@pytest.mark.parametrize(("make", "place", "message"), REFUSED)
+def test_what_is_not_gaussian_is_refused_by_its_place_from_the_top_of_what_is_built(make, place, message):
     with refused(message, place):
         make()
 
@@ -138,16 +136,8 @@ def test_every_nonlinearity_makes_a_map_that_is_not_gaussian(phi):
     with refused(told):
         Sum(I, branch)
     block = Sum(I, branch, allow_non_gaussian=True)
-    kernels_add(I, branch, before=(C, block), allow_non_gaussian=True)
+    check_network(Sequential(C, block, block, C))
     with refused(re.escape(f"{phi!r} {APPLIED}"), "layers[2]"):
         Sequential(C, phi, phi, Dense())
     with refused("the network ends in a nonlinearity"):
         check_network(Sequential(C, block, block, C, phi))
-
-
-def test_a_sum_of_one_branch_is_the_branch():
-    X = np.random.default_rng(0).random((3, 1, 4, 4))
-    for layer in (R, I, Sequential(R, C)):
-        plain, bare = (Sequential(C, x, Conv(1), Abs(), Dense()) for x in (Sum(layer), layer))
-        np.testing.assert_array_equal(reference.kernel(plain, X), reference.kernel(bare, X))
-        np.testing.assert_allclose(Kernel(plain, device="cpu")(X), reference.kernel(bare, X), rtol=1e-6)

@@ -3,8 +3,6 @@
 import itertools
 from dataclasses import replace
 
-import pytest
-
 from cnngp.network import shapes
 from cnngp.network.geometry import AxisSum, SlidingWindow, Window
 
@@ -62,36 +60,23 @@ def test_transposed_convolutions_of_stride_one_are_windows_too() -> None:
 
 
 UNEVEN = AxisSum(5, ((0, 1, 3), (1, 2, 4), (2, 3)))
+EMPTY = AxisSum(4, ((), ()))
 
 
-@pytest.mark.parametrize(
-    ("sums", "stride", "offsets"),
-    [
-        (UNEVEN, 1, (0, 1, 3)),
-        (AxisSum(4, ((), ())), 1, ()),
-        (convolved(Window(3, 1, 1, 1, 1, "circular"), 6), 1, None),
-        (AxisSum(4, ((0,), (2,))), 1, None),
-        (AxisSum(4, ((0,), (2,))), 2, (0,)),
-    ],
-)
-def test_offsets_may_be_uneven_or_none_at_all(sums: AxisSum, stride: int, offsets: tuple[int, ...] | None) -> None:
-    assert sums.offsets(stride) == offsets
+def test_offsets_may_be_uneven_or_none_at_all() -> None:
+    assert UNEVEN.offsets(1) == (0, 1, 3)
     assert UNEVEN.sliding(1) is None
+    assert EMPTY.offsets(1) == ()
+    assert convolved(Window(3, 1, 1, 1, 1, "circular"), 6).offsets(1) is None
+    assert [AxisSum(4, ((0,), (2,))).offsets(stride) for stride in (1, 2)] == [None, (0,)]
 
 
-@pytest.mark.parametrize(
-    ("sums", "window"),
-    [
-        (transposed(Window(2, 1, 1, 2, 2, "zeros"), 6, 3), SlidingWindow(1, 1, 1, 2, 0, 3, (0, 0))),
-        *(  # with padding that copies only the middle is a window
-            (convolved(Window(3, 1, 1, 1, 1, mode), 6), SlidingWindow(-1, 1, 1, 3, 1, 5, None))  # type: ignore[arg-type]
-            for mode in ("circular", "reflect", "replicate")
-        ),
-        (AxisSum(5, (tuple(range(5)),)), SlidingWindow(0, 1, 1, 5, 0, 1, (0, 0))),
-        (AxisSum(4, ((0, 1, 3),)), None),
-        (AxisSum(4, ((), ())), None),
-        (AxisSum(3, ((2, 0), (1,), (0, 2))), None),
-    ],
-)
-def test_windows_of_other_sums(sums: AxisSum, window: SlidingWindow | None) -> None:
-    assert sums.window == window
+def test_windows_of_other_sums() -> None:
+    for mode in ("circular", "reflect", "replicate"):  # with padding that copies only the middle is a window
+        window = Window(3, 1, 1, 1, 1, mode)  # type: ignore[arg-type]
+        assert convolved(window, 6).window == SlidingWindow(-1, 1, 1, 3, 1, 5, None)
+    half = transposed(Window(2, 1, 1, 2, 2, "zeros"), 6, 3)
+    assert half.window == SlidingWindow(1, 1, 1, 2, 0, 3, (0, 0))
+    assert AxisSum(5, (tuple(range(5)),)).window == SlidingWindow(0, 1, 1, 5, 0, 1, (0, 0))
+    for sums in (AxisSum(4, ((0, 1, 3),)), EMPTY, AxisSum(3, ((2, 0), (1,), (0, 2)))):
+        assert sums.window is None

@@ -110,11 +110,8 @@ def test_the_derivative_is_the_expectation_of_the_slopes(layer: Any) -> None:
     for (K1, K2), rho in itertools.product(pairs, (-0.999, -0.7, 0.0, 0.5, 0.9, 0.999)):
         slopes = phi(layer, K1, SLOPES), phi(layer, K2, SLOPES)
         expected = expectation(slopes[0], math.sqrt(K1), math.sqrt(K2), rho, g=slopes[1])
-        assert at(formulas.derivative, layer, K1, K2, rho) == pytest.approx(expected, rel=1e-9, abs=1e-11), (
-            K1,
-            K2,
-            rho,
-        )
+        found = at(formulas.derivative, layer, K1, K2, rho)
+        assert found == pytest.approx(expected, rel=1e-9, abs=1e-11), (K1, K2, rho)
     for K in (0.01, 1.0, 9.0):
         expected = expectation(phi(layer, K, SLOPES), math.sqrt(K), math.sqrt(K), 1.0)
         assert float(formulas.derivative_diagonal(layer, np.array([K]))[0]) == pytest.approx(expected, rel=1e-10)

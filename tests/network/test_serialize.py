@@ -9,16 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cnngp import Conv, ConvTranspose, Dense, Identity, Sequential, Sum, from_json
-from cnngp.network.layers import Elementwise, LayerNorm, LeakyReLU, NetworkError, NormalizedExp, Rbf, ReLU
+from cnngp.network.layers import Elementwise, LayerNorm, LeakyReLU, NetworkError, Rbf, ReLU
 from helpers.examples import examples
 from helpers.nonlinearities import ONE_OF_EACH
 
 
-def test_json_is_plain_and_writes_defaults_so_that_a_new_default_cannot_change_an_old_file():
-    data = json.loads(Sequential(Conv(3), ReLU(), Dense()).to_json())
-    assert data["cnngp_network"] == 1
-    assert [layer["layer"] for layer in data["network"]["layers"]] == ["Conv", "ReLU", "Dense"]
-    assert data["network"]["layers"][0] == {"layer": "Conv"} | dataclasses.asdict(Conv(3))
+def test_json_writes_defaults_so_that_a_new_default_cannot_change_an_old_file():
+    net = Sequential(Conv(3), ReLU(), Dense())
+    layers = [{"layer": type(layer).__name__} | dataclasses.asdict(layer) for layer in net.layers]
+    assert json.loads(net.to_json()) == {"cnngp_network": 1, "network": {"layer": "Sequential", "layers": layers}}
 
 
 def wrapped(network: str) -> str:
@@ -29,25 +28,19 @@ def wrapped(network: str) -> str:
     ("text", "message"),
     [
         ("{", "not the JSON of a network"),
-        (b"\xff\xfe\xfa", "not the JSON of a network"),
         (None, "not the JSON of a network"),
         ("[" * 100_000, "not the JSON of a network"),
-        ("[]", "expected {"),
         ('{"network": {"layer": "ReLU"}}', "expected {"),
         ('{"cnngp_network": 1, "network": {"layer": "ReLU"}, "more": 0}', "expected {"),
         ('{"cnngp_network": 2, "network": {"layer": "ReLU"}}', "it has format 2, and this version reads format 1"),
         (wrapped('{"layer": "MaxPool"}'), "unknown layer.*MaxPool.*known: Conv, "),
         (wrapped('{"layer": []}'), "unknown layer"),
         (wrapped('{"layer": "Network"}'), "unknown layer"),
-        (wrapped('{"layer": "Linear"}'), "unknown layer"),
         (wrapped('{"layer": "Conv"}'), r"Conv in network JSON has fields \[\]; it takes .* needs \['kernel_size'\]"),
         (wrapped('{"layer": "ReLU", "slope": 1}'), r"ReLU in network JSON has fields \['slope'\]"),
         (wrapped('{"layer": "Sequential", "layers": {"layer": "ReLU"}}'), "layers is not a list"),
-        (wrapped('{"layer": "Sum", "branches": []}'), "no branches"),
         (wrapped('{"layer": "Conv", "kernel_size": 3, "weight_var": NaN}'), "weight_var=nan is not a finite number"),
-        (wrapped('{"layer": "Conv", "kernel_size": 3.0}'), "kernel_size=3.0 is not an integer"),
         (wrapped('{"layer": "Elementwise", "fn": "os.system"}'), "'os.system' is not a known function; known: tanh"),
-        (wrapped('{"layer": "Elementwise", "fn": 3}'), "expected a name or a function"),
     ],
     ids=lambda value: str(value)[:60],
 )
@@ -78,18 +71,12 @@ def test_nesting_that_could_not_be_read_back_is_not_written():
         from_json(wrapped('{"layer": "Sequential", "layers": [' * 250 + "]}" * 250))
 
 
-# ---- fingerprint ---------------------------------------------------------------------------------------------------
-
-
 def test_a_bare_callable_is_not_written_to_a_file():
     with pytest.raises(NetworkError, match=r"Python function.*use a named function such as Elementwise\('tanh'\)"):
         Sequential(Conv(3), Elementwise(lambda x: x**2), Dense()).to_json()
 
 
-def test_the_fingerprint_is_a_sha256_that_does_not_change_between_versions():
-    assert Sequential(Conv(3), ReLU(), Dense()).fingerprint == (
-        "3ce4e828cb4fc402b49cd12844eb77c059e3528c0bc1d964c2b5e372cc8de66d"
-    )
+# ---- fingerprint ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -119,19 +106,17 @@ CHANGES = {
 }
 
 
-def test_any_changed_field_changes_the_fingerprint():
+def test_networks_that_differ_have_different_fingerprints_which_never_change():
+    conv, other = Conv(3), Conv(5)
     nets = [
-        Conv(3),
-        *(dataclasses.replace(Conv(3), **{name: value}) for name, values in CHANGES.items() for value in values),
-        *(ConvTranspose(3), ConvTranspose(3, padding=1, stride=2), ConvTranspose(3, 2, 1, output_padding=1)),
-        *(Dense(), Dense(2.0), Dense(1.0, 2.0), *ONE_OF_EACH, ReLU(), ReLU(-1.0), LeakyReLU(0.5), Identity()),
-        *(Elementwise("silu"), Rbf(2.0), NormalizedExp(), NormalizedExp(2.0), LayerNorm(eps=1e-5), LayerNorm("all")),
-        *(Sequential(Conv(3), Conv(3)), Sum(Conv(3), Conv(3)), Sum(Conv(3), Conv(3), allow_non_gaussian=True)),
-        *(Sequential(Conv(3), Conv(5)), Sequential(Conv(5), Conv(3)), Sum(Conv(3)), Sum(Conv(3), Conv(3), Conv(3))),
-        Sequential(Conv(3), ReLU(), Sum(Conv(3), Conv(5))),
-        Sequential(Conv(3), Sum(Conv(3), Conv(5)), ReLU()),
-        *(Elementwise(lambda x: x**2), Elementwise(lambda x: x**3)),
+        *(dataclasses.replace(conv, **{name: value}) for name, values in CHANGES.items() for value in values),
+        *(conv, ConvTranspose(3), ConvTranspose(3, padding=1), ConvTranspose(3, padding=1, output_padding=1), Dense()),
+        *(*ONE_OF_EACH, ReLU(-1.0), LeakyReLU(0.5), Identity(), Elementwise("silu"), Rbf(2.0), LayerNorm("all")),
+        *(Elementwise(lambda x: x**2), Elementwise(lambda x: x**3), LayerNorm(eps=1e-5)),
+        *(Sequential(conv, conv), Sequential(conv, other), Sequential(other, conv), Sum(conv, conv), Sum(conv)),
+        *(Sum(conv, conv, allow_non_gaussian=True), Sum(conv, conv, conv)),
+        *(Sequential(conv, ReLU(), Sum(conv, other)), Sequential(conv, Sum(conv, other), ReLU())),
     ]
-    prints = [net.fingerprint for net in nets]
-    assert len(set(prints)) == len(nets)
-    assert all(len(p) == 64 for p in prints)
+    assert len({net.fingerprint for net in nets}) == len(nets)
+    published = "3ce4e828cb4fc402b49cd12844eb77c059e3528c0bc1d964c2b5e372cc8de66d"
+    assert Sequential(Conv(3), ReLU(), Dense()).fingerprint == published

@@ -1,24 +1,17 @@
-"""Sizes and sheets: the table a person reads, PyTorch's output sizes, and what is refused once the shape is known."""
+"""Sizes and sheets: the table a person reads, what it counts, and what is refused once the shape is known."""
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given
-from hypothesis import strategies as st
+from hypothesis import given
 
 from cnngp import AvgPool, Conv, ConvTranspose, Dense, GlobalAvgPool, Identity, Kernel, Sequential, Sum
-from cnngp.network import Network, reference, shapes
-from cnngp.network.geometry import AxisSum, Window
+from cnngp.network import Network, reference
 from cnngp.network.layers import NetworkError, ReLU
-from cnngp.network.placed import placed
 from helpers.examples import examples
-from helpers.networks import convolutions, networks_with_shapes, transposed
+from helpers.networks import networks_with_shapes
 
 C, R = Conv(3), ReLU()
 LENET = Sequential(C, R, AvgPool(2), C, R, AvgPool(2), Dense())
-
-
-def output(layer, *size: int) -> tuple[int, ...]:
-    return layer.shapes((1, *size)).output
 
 
 def test_the_table_names_every_layer_its_output_and_its_cost():
@@ -42,61 +35,8 @@ def test_the_table_names_every_layer_its_output_and_its_cost():
     assert str(Dense().shapes((5,))).splitlines()[2] == "(network)  Dense()          1                    1"
     pooled = LENET.shapes((1, 28, 28))
     assert "sheets" in str(pooled)
-    assert [row.sheets for row in pooled] == [49, 49, 49, 9, 9, 9, 1, 1]
-    cost = next(row.cost for row in pooled if row.place == "layers[1]")
-    assert cost == 15 * sum(28 - abs(d) for d in range(-3, 4)) ** 2
-
-
-# ---- sizes ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 28])
-@pytest.mark.parametrize("stride", [1, 2, 3])
-def test_same_padding_gives_the_size_divided_by_the_stride_rounded_up(size, stride):
-    for kernel, dilation in ((1, 1), (2, 1), (3, 1), (4, 1), (7, 1), (3, 2), (4, 3)):
-        assert output(Conv(kernel, stride=stride, dilation=dilation), size) == (-(-size // stride),)
-        assert output(ConvTranspose(kernel, stride=stride, dilation=dilation), size) == (size * stride,)
-
-
-def torch_size(layer, size: tuple[int, ...]) -> tuple[int, ...]:
-    """What PyTorch makes of an explicit padding; a pair is padded beforehand."""
-    torch = pytest.importorskip("torch")
-    F = torch.nn.functional
-    axes = len(size)
-
-    def each(value):
-        return value if isinstance(value, tuple) else (value,) * axes
-
-    x, w = torch.zeros(1, 1, *size), torch.zeros(1, 1, *each(layer.kernel_size))
-    arguments = {"stride": each(layer.stride), "dilation": each(layer.dilation)}
-    if isinstance(layer, ConvTranspose):
-        f = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[axes - 1]
-        padding = (0,) * axes if layer.padding == "valid" else each(layer.padding)
-        return tuple(f(x, w, padding=padding, output_padding=each(layer.output_padding), **arguments).shape[2:])
-    entries = each(0) if layer.padding == "valid" else each(layer.padding)
-    pads = [(p, p) if isinstance(p, int) else p for p in entries]
-    x = F.pad(x, [p for pair in reversed(pads) for p in pair])
-    return tuple((F.conv1d, F.conv2d, F.conv3d)[axes - 1](x, w, **arguments).shape[2:])
-
-
-@given(data=st.data(), axes=st.integers(1, 3))
-@examples(120)
-def test_convolutions_have_the_sizes_of_pytorch(data, axes):
-    layer = data.draw(st.one_of(convolutions(axes), transposed(axes)))
-    if isinstance(layer, ConvTranspose):  # PyTorch pads both sides alike, or neither
-        padding, extra = data.draw(st.integers(0, 2)), data.draw(st.integers(0, 3))
-        layer = ConvTranspose(layer.kernel_size, layer.stride, padding, layer.dilation, output_padding=extra)
-    assume(layer.padding != "same")
-    size = tuple(data.draw(st.integers(1, 12)) for _ in range(axes))
-    try:
-        ours = output(layer, *size)
-    except NetworkError as error:
-        if "can pad an axis" in str(error):
-            return  # a limit of the padding mode, not of the size
-        with pytest.raises(RuntimeError):
-            torch_size(layer, size)
-        return
-    assert ours == torch_size(layer, size)
+    assert pooled.rows[2].place == "layers[1]"
+    assert pooled.rows[2].cost == 15 * sum(28 - abs(d) for d in range(-3, 4)) ** 2
 
 
 @given(drawn=networks_with_shapes())
@@ -112,84 +52,23 @@ def test_the_table_agrees_with_the_maps_of_the_reference(drawn):
         assert maps.xz.shape[2:] == row.output
 
 
-# ---- sums along one axis, and sheets -------------------------------------------------------------------------------
-
-
-@given(
-    st.builds(
-        Window,
-        kernel=st.integers(1, 5),
-        stride=st.integers(1, 3),
-        dilation=st.integers(1, 3),
-        before=st.integers(0, 4),
-        after=st.integers(0, 4),
-        mode=st.sampled_from(["zeros", "circular", "reflect", "replicate"]),
-    ),
-    st.integers(1, 12),
-)
-@example(Window(2, 1, 1, 0, 1, "circular"), 1)
-@examples(150)
-def test_the_transposed_sum_is_the_adjoint_of_the_convolved_one(window, size):
-    try:
-        forward = shapes.convolution(window, size).pieces(0)[0].sums
-    except ValueError:
-        assume(False)
-    assert forward.taps == matrix(forward).sum()
-    if window.mode == "zeros":  # the only padding of transposed convolutions
-        back = shapes.transposed_convolution(window, forward.out_size, size).pieces(0)[0].sums
-        assert np.array_equal(matrix(back), matrix(forward).T)
-    else:
-        assert {len(row) for row in forward.sources} == {window.kernel}  # nothing is left out
-
-
-def matrix(s: AxisSum) -> np.ndarray:
-    M = np.zeros((s.out_size, s.size), int)
-    for m, row in enumerate(s.sources):
-        for nu in row:
-            M[m, nu] += 1
-    return M
-
-
-STRIDED = Sequential(C, R, Conv(3, stride=2), R, GlobalAvgPool(), Dense())
-
-
-def test_each_layer_gives_the_displacements_that_are_asked_of_it():
-    for net, size, sheets, asked in (
-        (LENET, 28, [49, 49, 9, 9, 9, 1, 1], 49),
-        (Sequential(C, R, C, R, Dense()), 28, [1] * 5, 1),
-        (STRIDED, 8, [49, 49, 49, 49, 1, 1], 49),
-    ):
-        root = placed(net, (size, size))
-        assert [len(here.wanted) for here in root.walk()][:-1] == sheets
-        assert len(root.asked) == asked
-    assert {d[0] for d in placed(STRIDED, (8, 8)).asked} == {-6, -4, -2, 0, 2, 4, 6}
+TWICE = C, R, C, R
+STRIDED = Sequential(*TWICE, *[Conv(3, stride=2), R, C, R] * 2, GlobalAvgPool(), Dense())
 
 
 @pytest.mark.parametrize(
-    ("net", "elements"),
+    ("net", "elements", "sheets"),
     [
-        (LENET, 35_456),
-        (Sequential(C, R, C, R, AvgPool(2), C, R, C, R, AvgPool(2), C, R, Dense()), 70_961),
-        (Sequential(C, R, C, R, *[Conv(3, stride=2), R, C, R] * 2, GlobalAvgPool(), Dense()), 100_842),
+        (LENET, 35_456, [49, 49, 49, 9, 9, 9, 1, 1]),
+        (Sequential(*TWICE, AvgPool(2), *TWICE, AvgPool(2), C, R, Dense()), 70_961, [49] * 5 + [9] * 5 + [1] * 4),
+        (STRIDED, 100_842, [169] * 13 + [1, 1]),
+        (Sequential(*TWICE, Dense()), 2 * 28 * 28, [1] * 6),
     ],
 )
-def test_elements_are_those_of_the_sheets(net, elements):
-    """The counts of the design page, per pair of images."""
-    assert net.shapes((1, 28, 28)).elements == elements
-
-
-def test_pieces_of_sheets():
-    wide = shapes.convolution(Window(2, 3, 1, 4, 4, "zeros"), 3)
-    assert wide.out_size == 4
-    assert wide.pieces(3) == ()  # no common weight: the bias alone
-    halves = shapes.transposed_convolution(Window(2, 2, 1, 0, 0, "zeros"), 3, 6)
-    assert halves.pieces(1) == ()
-    assert [piece.d for piece in halves.pieces(2)] == [1]
-    inside = shapes.pool(Window(2, 2, 1, 1, 1, "zeros"), 4, count_include_pad=False).pieces(0)
-    assert {piece.weight for piece in inside} == {1.0, 4.0}
-    around = {piece.d: piece.sums for piece in shapes.convolution(Window(3, 1, 1, 1, 1, "circular"), 5).pieces(1)}
-    assert set(around) == {1, -4}  # circular sheets meet across the border
-    assert around[-4] == AxisSum(1, ((0,), (), (), (0,)))
+def test_elements_are_those_of_the_sheets(net, elements, sheets):
+    """Covariances of a pair of images, and how many displacements between locations each layer has them for."""
+    table = net.shapes((1, 28, 28))
+    assert (table.elements, [row.sheets for row in table]) == (elements, sheets)
 
 
 # ---- what is refused once sizes are known --------------------------------------------------------------------------
@@ -260,10 +139,19 @@ def test_layers_that_do_not_fit_are_refused_by_their_place(net, size, message):
     assert of_kernel.value.message == told.value.message
 
 
-def test_the_reference_refuses_branches_that_numpy_would_broadcast():
-    for size in (1, 7):
-        with pytest.raises(NetworkError, match="the branches of a Sum must have one shape"):
-            reference.kernel(Sequential(Sum(Conv(3), Dense()), Dense()), np.ones((2, 1, size, size)))
+@pytest.mark.parametrize(
+    ("layer", "size", "output"),
+    [
+        (Conv(9, padding="valid"), 9, 1),
+        (Conv(5, padding_mode="circular"), 2, 2),
+        (Conv(5, padding_mode="reflect"), 3, 3),
+        (ConvTranspose(2, padding=1), 2, 1),
+        (ConvTranspose(3, 2, 1, output_padding=1), 4, 8),
+    ],
+    ids=repr,
+)
+def test_layers_that_just_fit(layer, size, output):
+    assert layer.shapes((1, size)).output == (output,)
 
 
 def test_a_kernel_needs_one_output_location():

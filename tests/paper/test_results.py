@@ -119,12 +119,6 @@ def test_other_files_in_the_folder_are_refused(tmp_path: Path, text: str) -> Non
         results.write_page(tmp_path)
 
 
-def test_numbers_for_people() -> None:
-    assert [results.shown(0.84, "%"), results.shown(13_200.0, "s")] == ["0.84 %", "3 h 40 min"]
-    assert [results.shown(98_100_000.0, "/s"), results.shown(0.012341, "")] == ["98,100,000/s", "0.01234"]
-    assert [results.shown(s, "s") for s in (1.234, 43.0, 250.0)] == ["1.23 s", "43.0 s", "4 min"]
-
-
 def test_figures_are_the_same_bytes_each_time(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()

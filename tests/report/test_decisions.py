@@ -4,6 +4,7 @@ import csv
 import io
 import re
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +20,8 @@ from cnngp.report.suspects import Decisions
 from .conftest import DIGITS, WRONG
 
 
-def refitted(X: np.ndarray, y: np.ndarray) -> GPClassifier:
-    return GPClassifier("small_cnn", device="cpu").fit(X, y)
-
-
 def decided(answers: Answers) -> list[str | None]:
     return [s["decision"] for s in answers.about()["suspects"]]
-
-
-def actions(answers: Answers, *rows: int) -> list[str | None]:
-    return [answers.decisions.lines.get(row, {}).get("decision") for row in rows]
 
 
 @pytest.fixture
@@ -52,45 +45,40 @@ def test_decisions_are_written_at_once_and_read_again(two_decided: Answers) -> N
     assert decided(again)[:4] == ["relabel", "drop", "keep", None]
     again.decide({"row": rows[1], "decision": None})  # taken back
     assert decided(answers)[:4] == ["relabel", None, "keep", None]
+    other = GPClassifier("small_cnn", device="cpu").fit(DIGITS.X[:, :, ::-1], answers.model.y_)
+    with pytest.warns(UserWarning, match=r"^2 of 2 decisions in .* are about other images or labels than this model"):
+        assert decided(Answers(other, "digits.gp", path, suspects=20)) == [None] * 20
 
 
-def test_decisions_about_other_images_are_set_aside_and_not_put_on_those_of_a_new_fit(two_decided: Answers) -> None:
-    path = two_decided.decisions.path
-    before = path.read_text()
-    y = np.asarray(two_decided.model.y_)
-    other = refitted(DIGITS.X[:, :, ::-1].copy(), y)  # other pictures with the same labels in the same rows
-    with pytest.warns(UserWarning, match=r"^2 of 2 decisions in .* are about other images or labels than this") as told:
-        again = Answers(other, "digits.gp", path, suspects=20)
-    assert len(told) == 1
-    assert decided(again) == [None] * 20
-    assert path.with_name("digits.labels.csv.old-1").read_text() == before
-    assert not path.exists()
-    again.decide({"row": again.suspects[0]["row"], "decision": "keep"})
-    with pytest.warns(UserWarning, match=r"1 of 1 decisions in .* is about .* is now .*digits\.labels\.csv\.old-2"):
-        Answers(two_decided.model, "digits.gp", path)
-    assert path.with_name("digits.labels.csv.old-1").read_text() == before
+PICTURES, GIVEN = np.random.default_rng(0).random((6, 1, 2, 2)), ["a", "b", "a", "b", "a", "b"]
 
 
-def test_decisions_follow_their_images_when_one_more_shifts_the_rows(two_decided: Answers) -> None:
-    path, second = two_decided.decisions.path, two_decided.suspects[1]["row"]
-    y = np.asarray(two_decided.model.y_)
-    more = refitted(np.concatenate([DIGITS.X_test[:1], DIGITS.X]), np.concatenate([DIGITS.y_test[:1], y]))
-    again = Answers(more, "digits.gp", path, suspects=20)
-    assert actions(again, WRONG + 1, second + 1, WRONG, second) == ["relabel", "drop", None, None]
-    lines = csv.DictReader(again.decisions.text().splitlines())
-    assert [int(line["row"]) for line in lines] == sorted([WRONG + 1, second + 1])
-    assert sorted(p.name for p in path.parent.iterdir()) == [f".{path.name}.lock", path.name]
-
-
-def test_a_decision_about_another_label_of_the_image_is_set_aside_alone(two_decided: Answers) -> None:
-    """As after the decisions were applied, and the model fitted again."""
-    path, second = two_decided.decisions.path, two_decided.suspects[1]["row"]
-    y = np.asarray(two_decided.model.y_).copy()
-    y[WRONG] = DIGITS.y[WRONG]
-    with pytest.warns(UserWarning, match="1 of 2 decisions"):
-        again = Answers(refitted(DIGITS.X, y), "digits.gp", path, suspects=20)
-    assert actions(again, WRONG, second) == [None, "drop"]
-    assert len(path.read_text().splitlines()) == 2
+@pytest.mark.parametrize(
+    ("X", "y", "lines", "others"),
+    [
+        (np.concatenate([PICTURES[:1] / 2, PICTURES]), ["b", *GIVEN], {2: "relabel", 5: "drop"}, 0),  # one more shifts
+        (PICTURES[::-1], GIVEN[::-1], {4: "relabel", 1: "drop"}, 0),
+        (PICTURES, ["a", "a", *GIVEN[2:]], {4: "drop"}, 1),  # as after a fit of what was decided
+        (PICTURES + 1.0, GIVEN, {}, 2),
+    ],
+)
+def test_decisions_follow_their_images_and_those_of_others_are_set_aside(
+    X: np.ndarray, y: list[str], lines: dict[int, str], others: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "d.csv"
+    for time in (1, 2):
+        first = Decisions(path, PICTURES, GIVEN)
+        first.decide(1, "relabel", label="a")
+        first.decide(4, "drop")
+        before, found = path.read_text(), Decisions(path, X, y)
+        assert {row: line["decision"] for row, line in found.lines.items()} == lines
+        assert len(found.others) == others
+        with pytest.warns(UserWarning, match=rf"^{others} of 2 .*\.old-{time}$") if others else nullcontext():
+            found.set_others_aside()
+        assert [int(line["row"]) for line in csv.DictReader(found.text().splitlines())] == sorted(lines)
+        assert path.exists() == bool(lines)
+        assert not others or path.with_name(f"d.csv.old-{time}").read_text() == before
+        path.unlink(missing_ok=True)
 
 
 def test_of_equal_images_the_one_of_the_row_or_of_the_name_is_meant(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The report as a browser sees it, its figures, and a run as a notebook calls it."""
+"""The report as a browser sees it, what it finds of classes and of numbers, and its figures."""
 
 import io
 import json
@@ -14,15 +14,15 @@ import pytest
 from PIL import Image
 
 from cnngp import GPClassifier, GPRegressor, datasets, zoo
+from cnngp.common.figures import bare_figure
 from cnngp.estimators.choosing import Expected
-from cnngp.estimators.learning import Learned
 from cnngp.gp.calibration import reliability
 from cnngp.report import page, plots
 from cnngp.report.classification import CLEAR, Classes, bins_for
 from cnngp.report.regression import Numbers, NumberScores
-from cnngp.report.run import _Stages, run
+from cnngp.report.run import _Stages
 from cnngp.report.suspects import suspect_labels
-from helpers.browser import needs_browser, opened, title_of
+from helpers.browser import needs_browser, opened
 
 # The strange class names must come through as text.
 DATA = datasets.digits().take(150, 80)
@@ -76,18 +76,14 @@ def test_what_is_found_of_classes(classes: Classes) -> None:
         assert [n.label for n in p.neighbours] == [voice["label"] for voice in of["because_of"]]
         assert 0 < of["novelty"] < 1
     json.dumps(told, allow_nan=False)
+    sets = clf.predict_set(NAMED.X_test, coverage=0.9)
+    right = sets[range(80), np.searchsorted(clf.classes_, NAMED.y_test)]
+    assert told["coverage"] == classes.coverage == {
+        "asked": 0.9, "images": 80, "right": right.mean(), "classes": sets.sum(1).mean(), "none": (~sets.any(1)).mean()
+    }  # fmt: skip
     tiles = {name.split(":")[0]: value for value, name in classes.tiles()}
     assert tiles["test error"] == f"{100 * classes.test.error:.0f} %"
     assert tiles["log marginal likelihood"].startswith("−")
-
-
-def test_sets_on_test_images(classes: Classes) -> None:
-    sets = classes.model.predict_set(NAMED.X_test, coverage=0.9)
-    right = sets[range(80), np.searchsorted(classes.model.classes_, NAMED.y_test)]
-    assert classes.coverage == {
-        "asked": 0.9, "images": 80, "right": right.mean(), "classes": sets.sum(1).mean(), "none": (~sets.any(1)).mean()
-    }  # fmt: skip
-    assert "Sets instead of classes" in page.render(classes, "c", "v")
 
 
 def test_what_is_found_of_numbers(numbers: Numbers) -> None:
@@ -114,16 +110,6 @@ def test_scores_of_numbers() -> None:
     assert found.rmse == pytest.approx(np.sqrt(1 / 3))
     assert found.log_density == pytest.approx(-(0.125 + np.log(2) + 1.5 * np.log(2 * np.pi)) / 3)
     assert NumberScores.of(y[:1], mean[:1], std[:1]).r2 is None
-
-
-def test_a_run_from_a_notebook_says_and_writes_what_the_commands_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    few = MEASURED.take(60, 20)
-    found = run(few, GPRegressor(zoo.small_cnn(), noise="loo", normalize_y=True), tmp_path, command="a notebook")
-    assert found.estimator.score(few.X_test, few.y_test) == pytest.approx(found.as_dict()["test"]["r2"])
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.gp", "report.html", "results.json"]
-    assert "leave-one-out          R² " in capsys.readouterr().out
 
 
 def test_the_time_that_is_announced_is_of_all_pairs_the_solve_and_the_report() -> None:
@@ -170,7 +156,7 @@ def test_the_page_is_self_contained(text: str, classes: Classes) -> None:
     assert "&lt;zero&gt;" in text
     assert f"&lt;{WRONG}&gt;.png" in text
     assert re.search(r"<zero>|<\d+>\.png", text) is None
-    for said in ("leave-one-out error", "ECE", "cnngp classify", "Conv(3", "exact kernel"):
+    for said in ("leave-one-out error", "ECE", "Sets instead of classes", "cnngp classify", "Conv(3", "exact kernel"):
         assert said in text
 
 
@@ -193,15 +179,6 @@ def test_all_pictures_are_drawn_and_long_names_leave_the_page_its_width(
     drawn = page.render(numbers, "cnngp regress", "v")
     n = drawn.count("<img ")
     assert opened(drawn, tmp_path, width=500).startswith(f"drawn {n} of {n}, too wide: false")
-
-
-@needs_browser
-def test_the_page_is_dark_where_the_browser_is(text: str, tmp_path: Path) -> None:
-    told = """<script>addEventListener("load", () => { const style = getComputedStyle(document.body);
-        document.title = style.backgroundColor + style.color; });</script></body>"""
-    (tmp_path / "page.html").write_text(text.replace("</body>", told), encoding="utf-8")
-    title = title_of((tmp_path / "page.html").as_uri(), tmp_path / "profile", 900, dark=True)
-    assert title == "rgb(22, 26, 36)rgb(230, 233, 240)"
 
 
 @pytest.mark.parametrize("wrong", [0, 12])
@@ -243,15 +220,6 @@ def test_bins_are_so_few_that_uncertain_images_fill_them(uncertain: int, sure: i
     assert bins_for(np.array([0.5] * uncertain + [0.99] * sure)) == bins
 
 
-def test_learning_that_finds_nothing_says_so() -> None:
-    net = zoo.small_cnn()
-    same = Learned("loo", 50, net, net, 0.28021, 0.28019, 0.1, 0.2, (), (), ((0, 0.3),), 1.0, False)
-    assert "nothing better was found" in str(same)
-    assert "Nothing better was found" in page._learned(same)
-    better = replace(same, after=0.27)
-    assert "othing better" not in str(better) + page._learned(better)
-
-
 # ---- figures ---------------------------------------------------------------------------------------------------------
 
 
@@ -278,17 +246,12 @@ def test_figures_of_awkward_data() -> None:
     assert drawn[-2] != drawn[-1]  # dollars are shown
 
 
-def test_long_class_names_leave_room_for_the_figure() -> None:
-    drawn: list[list[str]] = []
-
-    class Axes:
-        def set_xticks(self, places: object, names: list[str], **_: object) -> None:
-            drawn.append(names)
-
-        set_yticks = set_xticks
-
-    plots._name_ticks(Axes(), range(3), ["a" * 500 + "1", "a" * 500 + "2", "exactly twenty chars"])
-    assert drawn == 2 * [["a" * 13 + "…" + "aaaaa1", "a" * 13 + "…" + "aaaaa2", "exactly twenty chars"]]
+def test_long_class_names_are_shortened_in_their_middle() -> None:
+    axes = bare_figure(2, 2).subplots()
+    plots._name_ticks(axes, range(3), ["a" * 500 + "1", "a" * 500 + "2", "exactly twenty chars"])
+    drawn = ["a" * 13 + "…" + "aaaaa1", "a" * 13 + "…" + "aaaaa2", "exactly twenty chars"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == drawn
+    assert [label.get_text() for label in axes.get_yticklabels()] == drawn
 
 
 def shown(png: bytes) -> np.ndarray:

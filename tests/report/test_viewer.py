@@ -16,6 +16,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -80,22 +81,18 @@ def test_an_image_gets_the_models_own_answer(answers: Answers, clf: GPClassifier
         json.dumps(seen, allow_nan=False)
 
 
-def test_the_page_draws_as_the_training_images_are(answers: Answers, tmp_path: Path) -> None:
+def test_pixels_are_of_the_training_images_scale_and_ink(answers: Answers, tmp_path: Path) -> None:
     told = answers.about()
     assert told["about"].startswith("200 training images of 1 × 8 × 8, 10 classes, leave-one-out error ")
     assert told["light_on_dark"]
     assert 0.8 < told["ink"] <= 1.0  # digits fill their frames
-    inverse = GPClassifier(NET, noise=0.1, device="cpu").fit(1.0 - DIGITS.X, DIGITS.y)
-    told = Answers(inverse, "m.gp", tmp_path / "d.csv").about()
+    inverse = GPClassifier(NET, noise=0.1, device="cpu").fit(255.0 * (1.0 - DIGITS.X), DIGITS.y)
+    scaled = Answers(inverse, "m.gp", tmp_path / "d.csv", largest=255)
+    told = scaled.about()
     assert not told["light_on_dark"]
     assert 0.8 < told["ink"] <= 1.0
-
-
-def test_the_models_scale_of_pixels_is_used(tmp_path: Path) -> None:
-    bytes_ = GPClassifier(NET, device="cpu").fit(255 * DIGITS.X, DIGITS.y)
-    answers = Answers(bytes_, "bytes.gp", tmp_path / "d.csv", largest=255)
-    found = [answers.look(png(x))["class"] for x in DIGITS.X_test[:20]]
-    assert found == [str(c) for c in bytes_.predict(255 * DIGITS.X_test[:20])]
+    found = [scaled.look(png(1.0 - x))["class"] for x in DIGITS.X_test[:20]]
+    assert found == [str(c) for c in inverse.predict(255.0 * (1.0 - DIGITS.X_test[:20]))]
 
 
 def test_a_number_gets_an_interval_and_the_images_most_like_it(numbers: Answers) -> None:
@@ -106,12 +103,8 @@ def test_a_number_gets_an_interval_and_the_images_most_like_it(numbers: Answers)
     assert seen["interval"] == pytest.approx(reg.predict_interval(shown, coverage=0.9)[0], rel=1e-5)
     assert 1 - seen["near"][0]["share"] == pytest.approx(seen["novelty"], abs=1e-6)
     told = numbers.about()
-    assert told["classes"] == []
-    assert told["knows"] == "numbers from 0 to 30"
-    assert (
-        told["about"] == f"200 training images of 1 × 8 × 8, one number each, leave-one-out error {reg.loo_error_:.4g}"
-    )
-    assert len(told["examples"]) == 5
+    assert (told["classes"], told["knows"], len(told["examples"])) == ([], "numbers from 0 to 30", 5)
+    assert told["about"].endswith(f" of 1 × 8 × 8, one number each, leave-one-out error {reg.loo_error_:.4g}")
     json.dumps(told, allow_nan=False)
 
 
@@ -154,75 +147,54 @@ def test_models_that_suspect_no_label_say_why(tmp_path: Path) -> None:
 
 
 def ask(
-    viewer: Viewer, method: str, path: str, body: bytes | None = None, *, whole: bool = False, **headers: str
+    viewer: Viewer, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None
 ) -> tuple[int, bytes]:
-    """An answer's status and content; `path` is below the token's unless it is the `whole`."""
+    """An answer's status and content."""
     connection = http.client.HTTPConnection(*viewer.server_address[:2], timeout=300)
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
     with closing(connection):
-        connection.request(method, path if whole else f"/{viewer.token}{path}", body, named)
+        connection.request(method, path, body, headers or {})
         answer = connection.getresponse()
         assert answer.getheader("Cross-Origin-Resource-Policy") == "same-origin"
         return answer.status, answer.read()
 
 
-def test_only_this_machine_and_its_own_page_are_answered(answers: Answers) -> None:
-    with serving(answers) as viewer:
-        assert viewer.server_address[0] == "127.0.0.1"
-        port = viewer.server_port
-        assert ask(viewer, "GET", "/model")[0] == 200
-        assert ask(viewer, "GET", "/model", Host=f"localhost:{port}")[0] == 200
-        assert ask(viewer, "GET", "/model", Host=f"evil.example:{port}")[0] == 403
-        picture = png(DIGITS.X_test[0])
-        assert ask(viewer, "POST", "/look", picture, Origin=f"http://127.0.0.1:{port}")[0] == 200
-        assert ask(viewer, "POST", "/look", picture, Origin="http://evil.example")[0] == 403
-        assert ask(viewer, "POST", "/decide", b"{}", Origin="null")[0] == 403
-
-
-def test_other_users_of_the_machine_are_not_answered(answers: Answers) -> None:
+def test_requests_and_who_may_make_them(answers: Answers) -> None:
+    """Only this machine, and of it only who knows the token and comes from the page itself."""
     with serving(answers) as viewer, serving(answers) as other:
+        assert viewer.server_address[0] == "127.0.0.1"
         assert viewer.token != other.token
         assert viewer.address == f"http://127.0.0.1:{viewer.server_port}/{viewer.token}/"
-        for path in (
-            *("/", "/model", "/image/0", "/labels.csv", "//", "*"),
-            *(f"/{other.token}/model", f"/{viewer.token[:-1]}/", "/%C3%A9/"),
-        ):
-            status, content = ask(viewer, "GET", path, whole=True)
+        here, elsewhere, picture = f"127.0.0.1:{viewer.server_port}", "evil.example", png(DIGITS.X_test[0])
+        requests: list[tuple[str, str, bytes | None, dict[str, str], int]] = [
+            ("GET", "/model", None, {}, 200),
+            ("GET", "/model", None, {"Host": f"localhost:{viewer.server_port}"}, 200),
+            ("GET", "/model", None, {"Host": f"{elsewhere}:{viewer.server_port}"}, 403),
+            ("POST", "/look", picture, {"Origin": f"http://{here}"}, 200),
+            ("POST", "/look", picture, {"Origin": f"http://{elsewhere}"}, 403),
+            ("POST", "/decide", b"{}", {"Origin": "null"}, 403),
+            ("GET", "/image/3", None, {}, 200),
+            ("GET", "/labels.csv", None, {}, 200),
+            *(("GET", path, None, {}, 404) for path in ("/etc/passwd", "/image/100000", "/image/-1")),
+            ("POST", "/elsewhere", b"", {}, 404),
+            ("POST", "/look", b"no picture", {}, 400),
+            *(("POST", "/decide", body, {}, 400) for body in (b"{not json", b"[" * 100_000, b'{"row": [7]}')),
+            ("POST", "/decide", b'{"row": true, "decision": "keep"}', {}, 400),
+            ("POST", "/decide", b'{"row": 7, "decision": ["keep"]}', {}, 400),
+            ("POST", "/look", b"", {"Content-Length": str(10**10)}, 413),
+        ]
+        for method, path, body, headers, status in requests:
+            found, content = ask(viewer, method, f"/{viewer.token}{path}", body, headers)
+            assert found == status, (method, path, body)
+            assert status == 200 or json.loads(content)["error"]
+        whole = ("/", "/model", "/image/0", "/labels.csv", "//", "*", f"/{viewer.token[:-1]}/", "/%C3%A9/")
+        for path in (*whole, f"/{other.token}/model"):
+            status, content = ask(viewer, "GET", path)
             assert status == 403
             assert b"open the whole address" in content
-        assert ask(viewer, "POST", "/decide", b"{}", whole=True)[0] == 403
-        page = ask(viewer, "GET", "/")[1].decode()
+        assert ask(viewer, "POST", "/decide", b"{}")[0] == 403
+        page = ask(viewer, "GET", f"/{viewer.token}/")[1].decode()
     assert '<link rel="icon" href="data:' in page  # without one a browser asks for it, without the token
     assert not re.search(r"""["'(]/\w""", page)  # every address in it is relative to the one with the token
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "body", "status"),
-    [
-        ("GET", "/etc/passwd", None, 404),
-        ("GET", "/image/100000", None, 404),
-        ("GET", "/image/-1", None, 404),
-        ("POST", "/elsewhere", b"", 404),
-        ("POST", "/look", b"no picture", 400),
-        ("POST", "/decide", b"{not json", 400),
-        ("POST", "/decide", b"[" * 100_000, 400),
-        ("POST", "/decide", b'{"row": [7]}', 400),
-        ("POST", "/decide", b'{"row": true, "decision": "keep"}', 400),
-        ("POST", "/decide", b'{"row": 7, "decision": ["keep"]}', 400),
-        ("GET", "/image/3", None, 200),
-        ("GET", "/labels.csv", None, 200),
-    ],
-)
-def test_requests(answers: Answers, method: str, path: str, body: bytes | None, status: int) -> None:
-    with serving(answers) as viewer:
-        found, content = ask(viewer, method, path, body)
-        assert found == status
-        assert status == 200 or json.loads(content)["error"]
-
-
-def test_large_uploads_are_refused_unread(answers: Answers) -> None:
-    with serving(answers) as viewer:
-        assert ask(viewer, "POST", "/look", b"", Content_Length=str(10**10))[0] == 413
 
 
 def test_what_a_refused_request_carries_is_not_read_as_the_next_one(answers: Answers) -> None:
@@ -250,7 +222,7 @@ def test_one_who_stops_sending_keeps_nobody_waiting(answers: Answers, monkeypatc
     with serving(answers) as viewer, socket.create_connection(viewer.server_address[:2], timeout=30) as stuck:
         stuck.sendall(half_a_request(viewer))
         time.sleep(0.2)  # until it is being read
-        assert ask(viewer, "GET", "/model")[0] == 200
+        assert ask(viewer, "GET", f"/{viewer.token}/model")[0] == 200
         assert stuck.recv(1) == b""  # closed, when its time is up
 
 
@@ -261,7 +233,7 @@ def test_connections_that_ask_nothing_are_bounded_and_keep_nobody_out(answers: A
             idle = stack.enter_context(socket.create_connection(viewer.server_address[:2], timeout=30))
             if k % 2:
                 idle.sendall(half_a_request(viewer))
-        assert ask(viewer, "GET", "/model")[0] == 200
+        assert ask(viewer, "GET", f"/{viewer.token}/model")[0] == 200
         until = time.monotonic() + 10.0  # threads of connections that were closed end when they are next run
         while threading.active_count() - before > server.MOST_CONNECTIONS + 1 and time.monotonic() < until:
             time.sleep(0.05)
@@ -287,6 +259,14 @@ def test_a_model_of_features_shows_the_pictures_that_they_are_of(tmp_path: Path)
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------
+
+
+def seen_by(answers: Answers, script: str, folder: Path, width: int) -> dict[str, Any]:
+    """What a person who does what the script says has seen at the end."""
+    with serving(answers, script) as viewer:
+        title = title_of(viewer.address, folder / "profile", width, milliseconds=30_000, dark=True)
+    return dict(json.loads(unescape(title)))
+
 
 # A person draws a stroke, drops a file, and decides about three labels. What was seen goes into the title.
 PERSON = """
@@ -318,9 +298,7 @@ PERSON = """
 
 @needs_browser
 def test_a_person_looks_draws_and_decides(answers: Answers, tmp_path: Path) -> None:
-    with serving(answers, PERSON) as viewer:
-        title = title_of(viewer.address, tmp_path / "profile", 500, milliseconds=30_000, dark=True)
-    seen = json.loads(unescape(title))
+    seen = seen_by(answers, PERSON, tmp_path, width=500)
     assert seen["background"] == "rgb(22, 26, 36)"
     assert seen["drawn"] == "1"
     assert seen["dropped"] == str(DIGITS.y[0])
@@ -353,8 +331,7 @@ def test_a_model_of_photographs_opens_with_its_classes_a_place_to_drop_and_examp
     X = np.random.default_rng(0).random((20, 3, 6, 9)).astype(np.float32)
     X[:10, 0] += 1.0
     clf = GPClassifier(NET, device="cpu").fit(X / 2, np.repeat(["red fox", "<sea>"], 10))
-    with serving(Answers(clf, "photographs.gp", tmp_path / "d.csv"), VISITOR) as viewer:
-        seen = json.loads(unescape(title_of(viewer.address, tmp_path / "profile", 1200, milliseconds=30_000)))
+    seen = seen_by(Answers(clf, "photographs.gp", tmp_path / "d.csv"), VISITOR, tmp_path, width=1200)
     assert seen.pop("shape") == pytest.approx(9 / 6, rel=0.02)
     assert seen == {"hint": True, "canvas": False, "classes": "<sea>, red fox", "examples": 2, "class": "<sea>",
                     "hidden": True, "wide": False}  # fmt: skip
@@ -379,8 +356,7 @@ MEASURER = """
 
 @needs_browser
 def test_a_model_of_numbers_shows_intervals_and_takes_numbers(numbers: Answers, tmp_path: Path) -> None:
-    with serving(numbers, MEASURER) as viewer:
-        seen = json.loads(unescape(title_of(viewer.address, tmp_path / "profile", 900, milliseconds=30_000)))
+    seen = seen_by(numbers, MEASURER, tmp_path, width=900)
     assert seen["knows"] == "numbers from 0 to 30"
     assert " ± " in seen["value"]
     assert seen["region"].endswith("holds the number of 90 % of such images")
@@ -409,25 +385,14 @@ def test_the_command_serves_until_ctrl_c(clf: GPClassifier, tmp_path: Path) -> N
     assert "decided                nothing" in out
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["nothing.gp"], "nothing.gp"),
-        (["digits.gp", "--labels", "mine.csv"], "is not a file of decisions"),
-    ],
-)
 def test_mistakes_are_one_line(
-    words: list[str],
-    message: str,
-    clf: GPClassifier,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    clf: GPClassifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     clf.save("digits.gp")
     Path("mine.csv").write_text("something else\n")
-    assert run(["view", *words, "--no-browser"]) in (1, 2)
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.count("\n") == 1
+    for words, message in (("nothing.gp", "nothing.gp"), ("digits.gp --labels mine.csv", "is not a file of decisions")):
+        assert run(["view", *words.split(), "--no-browser"]) in (1, 2)
+        said = capsys.readouterr().err
+        assert message in said
+        assert said.count("\n") == 1

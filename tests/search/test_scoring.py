@@ -11,54 +11,45 @@ from cnngp.search.scoring import Problem, score
 from helpers import fake_cupy
 from helpers.searches import DIGITS
 
+DATA = DIGITS.take(150, 100)
+PROBLEM = Problem("digits", DATA.X, DATA.y, DATA.X_test, DATA.y_test, 10, device="cpu")
 
-def test_a_score_is_what_the_classifier_says() -> None:
-    data = DIGITS.take(150, 100)
+
+def test_a_score_is_what_the_classifier_says_whatever_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     for network in (zoo.small_cnn(), zoo.residual_cnn()):
-        problem = Problem("digits", data.X, data.y, data.X_test, data.y_test, 10, device="cpu")
-        found = score(network, problem)
-        clf = GPClassifier(network, device="cpu").fit(data.X, data.y)
-        assert found.error == pytest.approx(1 - clf.score(data.X_test, data.y_test), abs=1e-12)
+        found = score(network, PROBLEM)
+        clf = GPClassifier(network, device="cpu").fit(DATA.X, DATA.y)
+        assert found.error == pytest.approx(1 - clf.score(DATA.X_test, DATA.y_test), abs=1e-12)
         assert found.loo_error == clf.loo_error_
         assert found.jitter == clf.fit_report_.jitter
         assert found.engine == clf.fit_report_.engine
-        assert problem.pairs == 150 * 149 // 2 + 150 * 100
-        assert found.pairs_per_second > problem.pairs / found.seconds > 0
-
-
-def test_a_score_does_not_depend_on_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = DIGITS.take(80, 50)
-    problem = Problem("digits", data.X, data.y, data.X_test, data.y_test, 10, device="cpu")
-    whole = score(zoo.small_cnn(), problem)
-    monkeypatch.setitem(scoring._CHUNK, "cpu", 80 * 7)
-    assert score(zoo.small_cnn(), problem).error == whole.error > 0
+        assert PROBLEM.pairs == 150 * 149 // 2 + 150 * 100
+        assert found.pairs_per_second > PROBLEM.pairs / found.seconds > 0
+    monkeypatch.setitem(scoring._CHUNK, "cpu", 150 * 7)
+    assert score(zoo.residual_cnn(), PROBLEM).error == found.error > 0
 
 
 def test_a_score_from_matrices_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """The path with device arrays, on arrays that behave like CuPy's."""
-    data = DIGITS.take(80, 50)
-    problem = Problem("digits", data.X, data.y, data.X_test, data.y_test, 10, device="cpu")
-    on_cpu = score(zoo.small_cnn(), problem)
+    on_cpu = score(zoo.small_cnn(), PROBLEM)
     fake_cupy.install(monkeypatch)
 
-    class OnCard(Kernel):
-        def __init__(self, *arguments: Any) -> None:
-            super().__init__(*arguments)
-            self.device = "cuda"
+    class OnCard:
+        device = "cuda"
 
-        def _engine(self, shape: Any, kind: Any) -> Any:
-            return Kernel(self.network, "cpu")._engine(shape, kind)
+        def __init__(self, network: Any, *_: Any) -> None:
+            self.on_cpu = Kernel(network, "cpu")
 
-        def _images(self, X: Any, name: str) -> Any:
-            return Kernel(self.network, "cpu")._images(X, name)
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.on_cpu, name)
 
-        def __call__(self, X: Any, Z: Any = None, *, output: Any = "numpy", progress: bool = True) -> Any:
+        def __call__(self, X: Any, Z: Any = None, *, output: str, progress: bool) -> Any:
             assert output == "cupy"
-            return fake_cupy.ndarray(Kernel(self.network, "cpu")(X, Z))
+            return fake_cupy.ndarray(self.on_cpu(X, Z))
 
     monkeypatch.setattr(scoring, "Kernel", OnCard)
     monkeypatch.setattr(scoring.memory, "require", lambda *_: None)
-    found = score(zoo.small_cnn(), problem)
+    found = score(zoo.small_cnn(), PROBLEM)
     assert (found.error, found.loo_error, found.jitter) == (on_cpu.error, on_cpu.loo_error, on_cpu.jitter)
     assert found.engine.startswith("cuda")
 

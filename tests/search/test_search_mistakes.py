@@ -4,17 +4,25 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cnngp import NetworkError, datasets
 from cnngp.cli import run
 from cnngp.common.errors import DatasetError
-from cnngp.search import StudyError, random_search
+from cnngp.search import Space, StudyError, random_search
 from helpers.searches import DIGITS, SMALL, records_of
 
 optuna = pytest.importorskip("optuna")
 
 WEIGHTS = datasets.Dataset("weights", DIGITS.X, DIGITS.y + 0.5, DIGITS.X_test, DIGITS.y_test + 0.5)
+# Only zeros and ones to learn from; and validation images of their own, where the first hundred are of few classes.
+BINARY, ORDER = np.isin(DIGITS.y, (0, 1)), np.argsort(DIGITS.y[:300], kind="stable")
+TWO = datasets.Dataset("two", DIGITS.X[BINARY], DIGITS.y[BINARY], DIGITS.X_test, DIGITS.y_test)
+OWN = datasets.Dataset(
+    *("own", DIGITS.X[ORDER], DIGITS.y[ORDER], DIGITS.X_test, DIGITS.y_test, DIGITS.X[300:400], DIGITS.y[300:400])
+)
+LACKS = "have labels that its first"
 
 
 def test_another_searchs_study_is_refused(tmp_path: Path) -> None:
@@ -82,6 +90,12 @@ def test_half_a_line_of_a_process_that_was_killed_is_taken_away(tmp_path: Path) 
         ({"train": 5000}, DatasetError, "but 5,000 were asked for"),
         ({"validation": 5000}, DatasetError, "but 5,000 were asked for"),
         ({"validation": 0}, DatasetError, "but 0 were asked for"),
+        ({"train": 5}, DatasetError, rf"validation images of digits {LACKS} 5 training images do not have: \[.*\];"),
+        ({"full": [(1, 5)]}, DatasetError, f"the validation images of digits {LACKS} 5 training"),
+        ({"data": OWN, "train": 100}, DatasetError, f"the validation images of own {LACKS} 100 training"),
+        ({"data": TWO, "test": True}, DatasetError, r"the test images of two have labels .*: \[2, 3, 4, 5, 6\]"),
+        ({"space": Space("mine", 1, lambda trial: 5)}, TypeError, r"space mine returned 5 \(int\); expected a network"),
+        ({"space": Space("mine", 1, lambda trial: trial.suggest_float("w", 2, 1))}, ValueError, "low=2, high=1"),
         ({"data": WEIGHTS}, DatasetError, "weights has numbers, or several labels an image; a search is for one class"),
         ({"device": "tpu"}, ValueError, "device='tpu'"),
         ({"dtype": "float16"}, ValueError, "dtype='float16'"),
@@ -94,7 +108,8 @@ def test_bad_arguments(tmp_path: Path, arguments: dict[str, Any], error: type[Ex
     study = tmp_path / "s.journal"
     with pytest.raises(error, match=message):
         random_search(**(SMALL | {"data": DIGITS, "study": study} | arguments))
-    assert not study.exists()  # refused before anything is made
+    # What is wrong is found out before anything is made, but for a mistake in a space, which its first draw shows.
+    assert study.exists() == isinstance(arguments.get("space"), Space)
 
 
 def test_without_optuna(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

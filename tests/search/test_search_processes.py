@@ -1,10 +1,7 @@
 """Searches that are killed, interrupted or shared by several processes give what one quiet run gives."""
 
-import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -32,16 +29,16 @@ def slow(trial):
 
 if __name__ == "__main__":
     result = random_search(
-        datasets.digits(), Space("slow", 1, slow), {draws}, train=60, validation=60, study=sys.argv[1],
-        device="cpu", threads=1, processes={processes},
+        datasets.digits(), Space("slow", 1, slow), 4, train=60, validation=60, study=sys.argv[1],
+        device="cpu", threads=1, processes=2,
     )
     print(len(result.trials))
 """
 
 
-def _start(tmp_path: Path, nap: float, draws: int, processes: int = 1) -> subprocess.Popen[str]:
+def _start(tmp_path: Path, nap: float) -> subprocess.Popen[str]:
     script = tmp_path / "script.py"
-    script.write_text(_SCRIPT.format(nap=nap, draws=draws, processes=processes))
+    script.write_text(_SCRIPT.format(nap=nap))
     command = [sys.executable, str(script), str(tmp_path / "s.journal")]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -60,7 +57,7 @@ def _same_as_alone(study: Path, draws: int) -> None:
 def test_killed_and_run_again_by_two_processes(tmp_path: Path) -> None:
     """Also the draw that was being done, with the same numbers; the processes of one that is killed end with it."""
     study = tmp_path / "s.journal"
-    first = _start(tmp_path, nap=0.5, draws=4, processes=2)
+    first = _start(tmp_path, nap=0.5)
     deadline = time.monotonic() + 300
     while _count(study) < 1:
         assert first.poll() is None, first.stderr.read()  # type: ignore[union-attr]
@@ -69,7 +66,7 @@ def test_killed_and_run_again_by_two_processes(tmp_path: Path) -> None:
     first.kill()
     first.communicate(timeout=30)  # its processes have its pipes too
     assert 1 <= _count(study) < 4
-    second = _start(tmp_path, nap=0.0, draws=4, processes=2)
+    second = _start(tmp_path, nap=0.0)
     out, err = second.communicate(timeout=300)
     assert (out.strip(), second.returncode) == ("4", 0), err
     _same_as_alone(study, 4)
@@ -78,15 +75,6 @@ def test_killed_and_run_again_by_two_processes(tmp_path: Path) -> None:
 def _count(study: Path) -> int:
     """Finished draws, in a file that another process may be writing."""
     return study.read_text().count('"state":1') if study.exists() else 0
-
-
-@pytest.mark.slow
-def test_two_commands_and_their_processes_share_one_study(tmp_path: Path) -> None:
-    commands = [_start(tmp_path, nap=0.1, draws=10), _start(tmp_path, nap=0.1, draws=10, processes=2)]
-    for command in commands:
-        out, err = command.communicate(timeout=120)
-        assert (out.strip(), command.returncode) == ("10", 0), err
-    _same_as_alone(tmp_path / "s.journal", 10)
 
 
 def test_interrupted_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,34 +94,16 @@ def test_interrupted_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Monke
     _same_as_alone(study, 5)
 
 
-def kill_one_when_it_works(client: Any, study: Path) -> threading.Thread:
-    pids = list(client.run(os.getpid).values())
-
-    def kill() -> None:
-        until = time.monotonic() + 120
-        while _count(study) < 2 and time.monotonic() < until:
-            time.sleep(0.01)
-        os.kill(pids[0], signal.SIGKILL)
-
-    thread = threading.Thread(target=kill)
-    thread.start()
-    return thread
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("kill", [False, True])
-def test_on_a_dask_cluster(kill: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_dask_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alone()
     monkeypatch.setattr(scoring, "score", None)  # the client may have no card: nothing is scored in it
     distributed = pytest.importorskip("distributed")
     study = tmp_path / "s.journal"
     settings = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": None, "silence_logs": 50}
     arguments: dict[str, Any] = SMALL | {"study": study, "full": [(2, 80)], "test": True}
-    with distributed.LocalCluster(**settings) as local, distributed.Client(local) as client:
-        killing = kill_one_when_it_works(client, study) if kill else None
+    with distributed.LocalCluster(**settings) as local:
         result = random_search(DIGITS, "paper-cnn", 8, **arguments, scheduler=local.scheduler_address)
-        if killing is not None:
-            killing.join()
     assert result.test is not None
     split = DIGITS.hold_out(60)
     clf = GPClassifier(result.network, device="cpu").fit(split.X[:80], split.y[:80])

@@ -11,7 +11,7 @@ from optuna.distributions import IntDistribution as Whole
 from optuna.trial import FixedTrial
 
 from cnngp import AvgPool, Conv, Dense, ReLU, Sequential, from_json, zoo
-from cnngp.search import Space, random_search
+from cnngp.search import random_search
 from cnngp.search.space import SPACES
 from helpers.searches import DIGITS, SMALL, asked, records_of
 
@@ -56,26 +56,6 @@ def test_pooled_networks() -> None:
     for network in networks[:30]:
         assert '"allow_non_gaussian": true' not in network.to_json()
         assert from_json(network.to_json()) == network
-
-
-@pytest.mark.parametrize(
-    ("build", "error", "message"),
-    [
-        (lambda trial: 5, TypeError, r"build of the space mine returned 5 \(int\); expected a network such as Sequent"),
-        (lambda trial: None, TypeError, r"returned None \(NoneType\); expected a network"),
-        (lambda trial: trial.suggest_float("w", 2, 1), ValueError, r"low=2, high=1"),
-    ],
-)
-def test_a_mistake_in_a_space_is_reported_at_its_first_draw(build: Any, error: type[Exception], message: str) -> None:
-    draws: list[Any] = []
-
-    def counted(trial: Any) -> Any:
-        draws.append(trial)
-        return build(trial)
-
-    with pytest.raises(error, match=message):
-        random_search(DIGITS, Space("mine", 1, counted), 5, **SMALL)
-    assert len(draws) == 1
 
 
 def test_networks_that_cost_too_much_are_drawn_again(tmp_path: Path) -> None:

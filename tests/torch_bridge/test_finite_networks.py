@@ -41,8 +41,6 @@ ZOO = {
     "convnet": (zoo.convnet(), (1, 8, 8)),
     "residual_cnn": (zoo.residual_cnn(), (3, 8, 8)),
     "dense_nngp": (zoo.dense_nngp(), (9,)),
-    "erf": (zoo.dense_nngp(nonlinearity="erf"), (9,)),
-    "small_cnn": (zoo.small_cnn(), (2, 6, 6)),
     "even transposed": (EVEN, (1, 5, 4)),
     "lenet": (LENET, (2, 8, 8)),
     "pooled skip": (POOLED_SKIP, (2, 8, 8)),
@@ -121,20 +119,6 @@ def test_bad_arguments_are_refused(changes: dict[str, Any], told: str) -> None:
         cnngp.sample_network(net, channels, (3, 4, 4), **others)
     with pytest.raises(NetworkError, match=told):
         sample_outputs(net, np.zeros((1, 3, 4, 4)), channels, 2, **others)
-
-
-def test_weights_have_the_layers_variances() -> None:
-    """Mean squares of many weights: χ² with so many degrees of freedom, at a level of 1e-6 each."""
-    middle = ConvTranspose(2, stride=2, weight_var=0.6, bias_var=0.2, fan_in="channels")
-    net = Sequential(Conv(3, weight_var=1.9, bias_var=0.7), R, middle, R, Dense(weight_var=2.5, bias_var=0.4))
-    module = cnngp.sample_network(net, channels=60, input_shape=(2, 4, 4), outputs=200, dtype=torch.float64)
-    conv, up, head = (m for m in module.modules() if hasattr(m, "weight"))
-    parts = ((conv, 1.9 / (9 * 2), 0.7), (up, 0.6 / 60, 0.2), (head, 2.5 / (60 * 64), 0.4))
-    for tensor, var in [both for layer, w, b in parts for both in ((layer.weight, w), (layer.bias, b))]:
-        n = tensor.numel()
-        low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], n) / n
-        assert low < float(tensor.detach().square().mean()) / var < high
-    assert cnngp.sample_network(DEEP, 4, (1, 4, 4))[0].bias is None
 
 
 @pytest.mark.parametrize(("channels", "width"), [(1, 7), (3, 7), (3, 6), (4, 4)])
@@ -225,7 +209,7 @@ def test_one_hidden_layer_has_the_kernel_as_covariance(net: Network, shape: tupl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["resnet", "convnet", "small_cnn", "dense_nngp", "lenet", "pooled skip"])
+@pytest.mark.parametrize("name", ["resnet", "convnet", "dense_nngp", "lenet", "pooled skip"])
 def test_deep_networks_approach_their_kernels(name: str) -> None:
     net, shape = ZOO[name]
     X = np.random.default_rng(5).normal(size=(3, *shape))
@@ -300,11 +284,6 @@ def test_frozen_parameters_are_constants_and_outputs_may_be_features() -> None:
     for p in (*module.conv.parameters(), *module.norm.parameters(), *module.gate.parameters()):
         p.requires_grad_(False)
     np.testing.assert_allclose(empirical_kernel(module, X, Z), by_hand(module, X, Z), rtol=1e-10)
-    # of a linear head: the features' inner product, and 1 for the bias, the same in each output
-    head, module.head = module.head, nn.Identity()
-    features = [module(torch.as_tensor(images)).detach().numpy() for images in (X, Z)]
-    module.head = head
-    np.testing.assert_allclose(empirical_kernel(module, X, Z), features[0] @ features[1].T + 1, rtol=1e-10)
 
 
 @pytest.mark.parametrize("kind", ["ntk", "nngp"])

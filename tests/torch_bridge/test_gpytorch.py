@@ -1,4 +1,4 @@
-"""A network inside GPyTorch's models gives what the algebra of Gaussian processes says."""
+"""A network as a GPyTorch kernel: its matrices, their slopes, and what a model learns. Exact models: the example."""
 
 import copy
 import pickle
@@ -59,49 +59,6 @@ def test_the_same_bits_as_the_kernel_itself(given: Any, learn: bool) -> None:
     assert found.dtype == torch.float32
     expected = reference.kernel(NET, pixels.numpy().astype(np.float64))
     np.testing.assert_allclose(found.detach().numpy(), expected, rtol=1e-5)
-
-
-def learned(steps: int, parameters: Any, loss_of: Callable[[], torch.Tensor]) -> list[float]:
-    """The losses of so many steps."""
-    optimizer, losses = torch.optim.Adam(parameters, lr=0.1), []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = loss_of()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-class ExactModel(gpytorch.models.ExactGP):
-    def __init__(self, x: torch.Tensor, y: torch.Tensor, likelihood: object, learn: bool) -> None:
-        super().__init__(x, y, likelihood)
-        self.mean_module = gpytorch.means.ZeroMean()
-        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch_kernel(NET, SHAPE, learn=learn))
-
-    def forward(self, x: torch.Tensor) -> object:
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
-@pytest.mark.parametrize("learn", [False, True], ids=["fixed", "learned"])
-def test_exact_regression(learn: bool) -> None:
-    y = torch.randn(7, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
-    model = ExactModel(X.flatten(1), y, likelihood, learn).double()
-    mll = gpytorch.mlls.ExactMarginalLogLikelihood(likelihood, model)
-    losses = learned(10, model.parameters(), lambda: -mll(model(X.flatten(1)), y))
-    assert losses[-1] < losses[0]
-    model.eval(), likelihood.eval()
-    with torch.no_grad():
-        posterior = model(Z.flatten(1))
-    scale, noise = model.covar_module.outputscale.item(), likelihood.noise.item()
-    network = model.covar_module.base_kernel.network  # a plain network with what was learned
-    assert (network != NET) == learn
-    K, KXZ = reference.kernel(network, X.numpy()), reference.kernel(network, X.numpy(), Z.numpy())
-    A = np.linalg.inv(scale * K + noise * np.eye(7))
-    np.testing.assert_allclose(posterior.mean.numpy(), scale * KXZ.T @ A @ y.numpy(), rtol=1e-8)
-    variance = scale * reference.kernel(network, Z.numpy()) - scale**2 * KXZ.T @ A @ KXZ
-    np.testing.assert_allclose(posterior.variance.numpy(), variance.diagonal(), rtol=1e-6)
 
 
 PARAMETERS = [
@@ -199,6 +156,18 @@ def test_only_what_is_asked_for_is_computed_and_once(monkeypatch: pytest.MonkeyP
     assert len(asked) == 7
 
 
+def learned(steps: int, parameters: Any, loss_of: Callable[[], torch.Tensor]) -> list[float]:
+    """The losses of so many steps."""
+    optimizer, losses = torch.optim.Adam(parameters, lr=0.1), []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
 class VariationalModel(gpytorch.models.ApproximateGP):
     def __init__(self, inducing: torch.Tensor) -> None:
         distribution = gpytorch.variational.CholeskyVariationalDistribution(len(inducing))
@@ -206,7 +175,8 @@ class VariationalModel(gpytorch.models.ApproximateGP):
         self.mean_module = gpytorch.means.ZeroMean()
         self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch_kernel(NET, SHAPE))
 
-    forward = ExactModel.forward
+    def forward(self, x: torch.Tensor) -> object:
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
 def test_inducing_images_and_variances_are_learned() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
@@ -17,7 +19,8 @@ import cnngp
 from cnngp import AvgPool, Conv, Dense, Elementwise, Identity, NetworkError, ReLU, Sequential, Sum, from_torch
 from cnngp.network import Network, functions
 from cnngp.torch_bridge.parts import torch_function
-from helpers.torch_modules import cnn, ending, examples, flow, made, transposed_net
+from helpers.examples import examples
+from helpers.torch_modules import cnn, ending, flow, made, transposed_net, written_by_hand
 
 pytestmark = [pytest.mark.usefixtures("one_torch_thread"), pytest.mark.filterwarnings("ignore:from_torch measured")]
 
@@ -232,7 +235,7 @@ WRITTEN: list[tuple[nn.Module, tuple[int, ...], tuple[Network, ...]]] = [
     *((ending(nn.Conv2d(2, 8, 2), norm, nn.ReLU(), left=72), (2, 4, 4), (C2, LN_ALL, ReLU(), D)) for norm in OF_ALL),
 ]
 CASES = [
-    *examples(),
+    *written_by_hand(),
     *((of_four(forward), (4,), net, 1.0, 1.0) for forward, net in FACTORS),
     *((module, shape, Sequential(*layers), 2.0, 0.0) for module, shape, layers in WRITTEN),
 ]
@@ -256,37 +259,110 @@ def imported(middle: Callable[[Any, Any], Any]) -> Any:
     return from_torch(flow(middle), SHAPE, weight_var=1.0, bias_var=0.0)
 
 
-WRITES: list[tuple[Callable[[Any], Any], Callable[[Any, Any], Any], Callable[[Any, Any], Any], Network]] = [
-    *((alias, lambda h, t: iadd(h, t), add, BLOCK) for alias in (lambda h: h, lambda h: h.detach(), lambda h: h[:])),
-    (lambda h: h.view(h.shape), lambda h, t: iadd(h, t), add, BLOCK),
-    (lambda h: h, lambda h, t: iadd(h.data, t), add, BLOCK),
-    (lambda h: h, lambda h, t: torch.add(h, t, out=h), add, BLOCK),
-    (lambda h: h.view(h.shape), lambda h, t: isub(h, t), sub, BLOCK),
-    (lambda h: h, lambda h, t: imul(h, 2.0), lambda h, t: 2 * h, TWICE),
-    (lambda h: h.detach(), lambda h, t: itruediv(h, 0.5), lambda h, t: 2 * h, TWICE),
-    (lambda h: h.clone(), lambda h, t: iadd(h, t), lambda h, t: h, Sequential(Conv(3), ReLU(), Dense())),
+def taken(middle: Callable[[Any, Any], Any]) -> Any:
+    """The network, or None where it is refused."""
+    try:
+        return imported(middle)
+    except NetworkError:
+        return None
+
+
+# Other names of h, and whether what is written into the one is seen in the other.
+NAMES: list[tuple[Callable[[Any], Any], bool]] = [
+    *((lambda h: h, True), (lambda h: h.detach(), True), (lambda h: h.data, True), (lambda h: h[:], True)),
+    *((lambda h: h.view(h.shape), True), (lambda h: h.contiguous(), True), (lambda h: h.to(h.dtype), True)),
+    (lambda h: h.clone(), False),
+]
+# Statements, the same with new tensors only, and whether there was a write into h.
+STATEMENTS: list[tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any], bool]] = [
+    (lambda h, t: h - t, sub, False),
+    (lambda h, t: torch.add(h, t, out=t), add, False),
+    (lambda h, t: iadd(h, t), add, True),
+    (lambda h, t: iadd(h.data, t), add, True),
+    (lambda h, t: torch.add(h, t, out=h), add, True),
+    (lambda h, t: isub(h, t), sub, True),
+    (lambda h, t: torch.sub(h, t, alpha=0.5, out=h), lambda h, t: torch.sub(h, t, alpha=0.5), True),
+    (lambda h, t: imul(h, 2.0), lambda h, t: 2 * h, True),
+    (lambda h, t: itruediv(h, 0.5), lambda h, t: 2 * h, True),
+]
+PROGRAMS = st.lists(
+    st.tuples(st.sampled_from(NAMES), st.sampled_from(STATEMENTS), st.booleans()), min_size=1, max_size=2
+)
+
+
+@given(PROGRAMS, st.booleans())
+@examples(180)
+def test_every_name_of_a_memory_stands_for_what_was_written(program: list[Any], ends_in_k: bool) -> None:
+    """`k` is another name of h, something is written into one of them, and one of them goes on.
+
+    Followed by hand with new tensors only, the same program computes the same and is the same network.
+    """
+
+    def written(m: Any, h: Any) -> Any:
+        for block, ((name, _), (statement, _, _), into_k) in zip((m.f, m.g), program, strict=False):
+            k, t = name(h), block(R(h))
+            if into_k:
+                k = statement(k, t)
+            else:
+                h = statement(h, t)
+        return k if ends_in_k else h
+
+    def followed(m: Any, h: Any) -> Any:
+        for block, ((_, shares), (_, plain, writes), into_k) in zip((m.f, m.g), program, strict=False):
+            after = plain(h, block(R(h)))
+            both = shares and writes
+            h, k = (after if both or not into_k else h), (after if both or into_k else h)
+        return k if ends_in_k else h
+
+    module, x = flow(written), torch.randn(2, *SHAPE)
+    with torch.no_grad():
+        found = module(x)
+        module.middle = followed
+        torch.testing.assert_close(found, module(x))
+    if len(program) == 1:
+        assert imported(written) == imported(followed)
+    else:
+        assert taken(written) == taken(followed)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+
+def kept_and_added_to(m: Any, h: Any) -> Any:
+    """A sum in an attribute of the module."""
+    m.kept = h
+    h = m.f(F.relu(h))
+    m.kept += h
+    return m.kept
+
+
+PLAIN = Sequential(Conv(3), ReLU(), Dense())
+CHAIN = Sequential(Conv(3), ReLU(), Conv(3), ReLU(), Dense())
+ARM, FAINT = Sequential(ReLU(), Conv(3)), Sequential(ReLU(), Conv(3, weight_var=0.25))
+# `m.a` made h, `m.f` and `m.g` are convolutions; a ReLU follows.
+WAYS: list[tuple[Callable[[Any, Any], Any], Network]] = [
+    (kept_and_added_to, BLOCK),
+    (lambda m, h: h.to(memory_format=torch.channels_last), PLAIN),
+    (lambda m, h: h.double().float(), PLAIN),
+    (lambda m, h: h * (h.shape[1] / 4), PLAIN),
+    (lambda m, h: Doubled.apply(h), TWICE),
+    (lambda m, h: torch.add(h, m.f(R(h)), alpha=0.5), Sequential(Conv(3), Sum(Identity(), FAINT), ReLU(), Dense())),
+    (lambda m, h: torch.ops.aten.add(h, m.f(R(h))), BLOCK),
+    (lambda m, h: sum([h, m.f(R(h)), m.g(R(h))]), Sequential(Conv(3), Sum(Identity(), ARM, ARM), ReLU(), Dense())),
+    (lambda m, h: m.f.forward(R(h)), CHAIN),
+    (lambda m, h: m.f(input=R(h)), CHAIN),
+    (lambda m, h: torch.utils.checkpoint.checkpoint(m.f, R(h), use_reentrant=False), CHAIN),
+    (lambda m, h: (h[:].add_(m.f(R(h))), h)[1], BLOCK),
+    (lambda m, h: (h.detach().mul_(2), h)[1], TWICE),
 ]
 
 
-@pytest.mark.parametrize(("alias", "write", "plain", "net"), WRITES)
-@pytest.mark.parametrize("swapped", [False, True])
-def test_every_name_of_a_memory_stands_for_what_was_written(
-    alias: Any, write: Any, plain: Any, net: Network, swapped: bool
-) -> None:
-    """`k = alias(h)`, something is written into the one, and the other goes on."""
-
-    def middle(m: Any, h: Any) -> Any:
-        k, t = alias(h), m.f(F.relu(h))
-        write(k if swapped else h, t)
-        return h if swapped else k
-
+@pytest.mark.parametrize(("middle", "net"), WAYS)
+def test_other_ways_to_write_a_forward(middle: Callable[[Any, Any], Any], net: Network) -> None:
     assert imported(middle) == net
-    # and that is what PyTorch computes: the same with new tensors only
-    module, x = flow(middle), torch.randn(2, *SHAPE)
-    with torch.no_grad():
-        found = module(x)
-        module.middle = lambda m, h: plain(h, m.f(F.relu(h)))
-        torch.testing.assert_close(found.flatten(1), module(x))
 
 
 def test_what_the_output_does_not_depend_on_does_not_matter() -> None:

@@ -38,9 +38,6 @@ def changed(module: nn.Module, **numbers: Any) -> nn.Module:
 @pytest.mark.parametrize(
     ("middle", "why"),
     [
-        (nn.MaxPool2d(2), r"^2 \(MaxPool2d\): the maximum of several locations is not Gaussian .* becomes AvgPool"),
-        (nn.AdaptiveMaxPool2d(1), r"^2 \(AdaptiveMaxPool2d\): the maximum of"),
-        (nn.LPPool2d(2, 2), r"^2 \(LPPool2d\): a power mean of several locations"),
         (nn.AvgPool2d(4, ceil_mode=True), r"^2 \(AvgPool2d\): ceil_mode=True makes windows at the end that"),
         (nn.AvgPool2d(2, divisor_override=3), r"divisor_override=3 is not the number of locations .*, 4; leave"),
         (nn.AdaptiveAvgPool2d(4), r"windows differ in size where 6 × 6 locations become 4 × 4"),
@@ -53,13 +50,8 @@ def changed(module: nn.Module, **numbers: Any) -> nn.Module:
         (nn.LayerNorm((6, 6)), r"^2 \(LayerNorm\): it divides by statistics of its own input"),
         *((n, r"^2 .*Norm.* whose mean over channels is not 0") for n in (nn.LayerNorm((4, 6, 6)), nn.GroupNorm(1, 4))),
         (nn.InstanceNorm2d(4), r"^2 \(InstanceNorm2d\): it divides by statistics"),
-        (nn.InstanceNorm2d(4, affine=True), r"^2 \(InstanceNorm2d\): it divides by statistics"),
-        (nn.Dropout(0.5), r"^2 \(Dropout\): dropout in training mode"),
         (nn.Conv2d(4, 4, 3, padding=1, groups=2), r"^2 \(Conv2d\): groups=2: a filter that"),
-        (nn.Upsample(scale_factor=2), r"^2 \(Upsample\): no layer here"),
-        (nn.Softshrink(), r"^2 \(Softshrink\): no exact kernel is known here"),
         (nn.PReLU(4), r"^2 \(PReLU\): .* applied to the output of a nonlinearity, which is not Gaussian"),
-        (nn.Tanh(), r"^2 \(Tanh\): .* is applied to the output of a nonlinearity"),
         (nn.ZeroPad2d(-1), r"^2 \(ZeroPad2d\): cropping other than right after a transposed convolution"),
     ],
 )
@@ -90,7 +82,6 @@ def bridge(m: Any, x: Any) -> Any:
 @pytest.mark.parametrize(
     ("module", "shape", "why"),
     [
-        (nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)), ROW, r"^1 \(Softmax\): it mixes all outputs"),
         (nn.GRU(4, 4), (3, 4), r"^the module \(GRU\): a recurrent layer uses the same weights"),
         (nn.Sequential(nn.TransformerEncoderLayer(4, 2, 8)), (3, 4), r"^0 .*: it multiplies activations"),
         (nn.Sequential(nn.ReLU(), nn.Linear(4, 1)), ROW, r"^0 \(ReLU\): ReLU\(\) is applied to the input itself"),
@@ -111,7 +102,7 @@ def bridge(m: Any, x: Any) -> Any:
         # an activation in place reaches what skips it
         (dense(lambda m, x: m.c((h := m.a(x)) + m.b(m.act(h)))), ROW, r"the branch Identity\(\) gives the output of a"),
         *((dense(lambda m, x, f=f: m.b(R(m.a(f(m, x))))), ROW, why + TO_IMAGES) for f, why in OF_INPUT),
-        *((m, ROW, "^forward .output.: the images reach") for m in (nn.Identity(), nn.Flatten(), nn.Sequential())),
+        (nn.Identity(), ROW, "^forward .output.: the images reach"),
         *(
             (nn.Sequential(nn.Linear(4, 3), m, nn.Linear(3, 1)), ROW, r"ha(ve|s) a name here")
             for m in (nn.Softplus(beta=2.0), nn.ELU(alpha=0.5), nn.Hardtanh(-2, 2), nn.Threshold(0.1, 0.0))
@@ -132,9 +123,7 @@ def _write(h: Any) -> Any:
 
 FORWARD: list[tuple[Callable[[Any, Any], Any], str]] = [
     (lambda m, h: h * R(h), r"^mul in forward \(mul\): it multiplies activations"),
-    (lambda m, h: m.f(h).sigmoid() * h, r"^mul in forward \(mul\): it multiplies activ"),
     (lambda m, h: h * m.scale, r"^mul in forward \(mul\): it uses the parameter or buffer scale outside of a layer"),
-    (lambda m, h: h + m.buffer, r"^add in forward \(add\): it uses the parameter or buffer buffer outside"),
     (lambda m, h: h + 1, r"^add .*: it shifts by a constant \(1\), so what follows is not zero-mean$"),
     (lambda m, h: h + h.mean((2, 3), keepdim=True), r"^add .*: it adds shapes \(4, 4, 4\) and \(4, 1, 1\)"),
     (lambda m, h: h.mean(1), r"^mean in forward \(mean\): it averages over images or channels"),
@@ -142,12 +131,7 @@ FORWARD: list[tuple[Callable[[Any, Any], Any], str]] = [
     (lambda m, h: h.sum((2, 3)), "use their mean, times a constant"),
     (lambda m, h: torch.cat([h, h], 1), r"^cat in forward \(cat\): there is"),
     (lambda m, h: F.conv2d(h, m.f.weight), r"conv2d in .* handed to"),
-    (lambda m, h: torch.where(h > 0, h, 0.1 * h), "gt in forward"),
-    (lambda m, h: h.expand(2, *h.shape)[0], "expand in forward"),
-    (lambda m, h: torch.einsum("bchw->bcwh", h), "einsum in forward"),
-    (lambda m, h: F.pixel_shuffle(h, 2), "pixel_shuffle in forward .*: it trades"),
     (lambda m, h: h.permute(0, 2, 3, 1), r"^permute in forward \(permute\): it trades"),
-    (lambda m, h: h.transpose(2, 3), "transpose .*: it trades"),
     (lambda m, h: F.pad(h, (1, 1), value=1.0), r"pads with 1.0"),
     (lambda m, h: h + h, r"^add in forward \(add\): 2 paths without weights lead into"),
     (lambda m, h: 0.5 * h + m.f(R(h)), r"^mul in forward \(mul\): the factor 0.5 stands neither right after a layer"),
@@ -156,16 +140,12 @@ FORWARD: list[tuple[Callable[[Any, Any], Any], str]] = [
     (lambda m, h: h if h.sum() > 0 else -h, r"forward decides by the values of a tensor"),
     # indices
     (lambda m, h: h[:, :, [1, 0, 3, 2]], "getitem .*: it takes, moves or writes single"),
-    (lambda m, h: h[[0] * len(h)], "getitem .*: it takes, moves"),
     (lambda m, h: h[:, torch.arange(4)], "getitem .*: it uses a tensor that is not made from the input"),
-    (lambda m, h: h.flip(0), "flip .*: it takes, moves"),
-    (lambda m, h: h.roll(1, 2), "roll .*: it takes, moves"),
     (lambda m, h: next(iter(h))[None].repeat(2, 1, 1, 1), "unbind"),
     (lambda m, h: _write(h.clone()), "setitem .*: it takes, moves or writes"),
     (lambda m, h: h.index_copy_(0, torch.tensor([0]), h[:1]), "it takes, moves or writes"),
     # types and roundings
     (lambda m, h: h.to(torch.int32), r"to .*: it makes torch.int32 of real numbers"),
-    (lambda m, h: h.to(torch.bool), r"to .*: it makes torch.bool"),
     (lambda m, h: h.view(torch.int32), r"view .*: it reads the bits of torch.float32 as torch.int32"),
     (lambda m, h: h.half().view(torch.bfloat16), "half"),
     (lambda m, h: torch.div(h, 2, rounding_mode="floor"), r"div .*: what its argument rounding_mode='floor' does"),
@@ -176,7 +156,6 @@ FORWARD: list[tuple[Callable[[Any, Any], Any], str]] = [
     # chance, and other constants
     (lambda m, h: h + torch.randn_like(h), r"randn_like .*: it is random anew"),
     (lambda m, h: h + torch.randn(h.shape), r"add .*: it uses a tensor that is not made from the input"),
-    (lambda m, h: h * torch.rand(()), r"mul .*: it uses a tensor that is not made from the input"),
     (lambda m, h: m.f(R(h)) if next(COIN) else h, r": it depends on the number of images, or changes from one call"),
     (lambda m, h: h / len(h), r"^div in forward: it depends on the number of images"),
     (lambda m, h: h.reshape(2, -1, 4, 4).relu(), r"reshape in forward .*: it turns \(4, 4, 4\) into"),
@@ -198,9 +177,7 @@ def test_forwards_are_refused_by_name(middle: Callable[[Any, Any], Any], why: st
         return m.head(h) if h.shape[1] == 64 else h
 
     layers = {"a": nn.Conv2d(1, 4, 3, padding=1), "f": nn.Conv2d(4, 4, 3, padding=1), "head": nn.Linear(64, 1)}
-    module = made(forward, **layers, scale=nn.Parameter(torch.ones(4, 1, 1)))
-    module.register_buffer("buffer", torch.ones(1))
-    refused(module, (1, 4, 4), why)
+    refused(made(forward, **layers, scale=nn.Parameter(torch.ones(4, 1, 1))), (1, 4, 4), why)
 
 
 class Inference(nn.Linear):
@@ -216,7 +193,6 @@ class Absolute(nn.Linear):
     ("change", "why"),
     [
         (lambda m: m[1].register_forward_hook(lambda *given: None), r"^1 \(ReLU\): it has a forward hook, which may"),
-        (lambda m: m[1].register_forward_pre_hook(lambda *given: None), r"^1 \(ReLU\): it has a forward pre-hook"),
         (lambda m: m.register_forward_hook(lambda *given: None), r"^the module \(Sequential\): it has a forward hook"),
         (lambda m: setattr(m[1], "forward", torch.sin), r"^1 \(ReLU\): its forward was replaced on this instance"),
         (lambda m: vars(m[0]).update(_check_input_dim=abs, extra_repr=str), r"^0 .*: its extra_repr was replaced"),
