@@ -12,6 +12,7 @@ demo: .venv/.ready
 
 test: .venv-test/.ready lint
 	OMP_NUM_THREADS=1 .venv-test/bin/python -m pytest -n 2 --dist loadfile
+	SCIPY_ARRAY_API=1 OMP_NUM_THREADS=1 .venv-test/bin/python -m pytest -q tests/estimators/test_conventions.py -k array_api
 
 # With all examples of the tests that draw them, and scikit-learn's array API checks.
 test-all: .venv-test/.ready lint

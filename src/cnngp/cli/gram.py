@@ -103,11 +103,13 @@ def _plan(kernel: Any, X: Any, tile: int | None, store: Any) -> dict[str, Any]:
     free = "" if p.disk_free_bytes is None else f" ({size(p.disk_free_bytes)} free)"
     say("pairs", f"{p.pairs:,}")
     say("tiles", f"{p.tiles:,} of {p.tile} × {p.tile}")
+    if p.tiles_left < p.tiles:
+        say("continues", f"{p.tiles - p.tiles_left:,} of {p.tiles:,} tiles are there already")
     say("disk", f"{size(p.disk_bytes)}{free}")
     if p.memory_bytes is not None:
         say("memory", f"{size(p.memory_bytes)} to compute; an exact fit needs {size(p.fit_bytes)}")
     say("speed", f"{p.pairs_per_second:,.0f} pairs/s, measured on a few pairs")
-    say("time", f"about {duration(p.seconds)}")
+    say("time", f"about {duration(p.seconds)} for {p.pairs_left:,} pairs")
     if hours := said_of_hours(p.seconds, "kernel"):
         warn(hours)
     return {"command": "gram --plan", **asdict(p)}

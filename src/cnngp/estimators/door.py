@@ -68,9 +68,17 @@ class Training:
     names: NDArray[np.str_] | None = None
     groups: NDArray[np.intp] | None = None
     image_noise: Floats | None = None
-    """Variances of noise beside that of all images."""
+    """Variances of noise beside that of all images, in the kernel's units."""
+    y_std: Floats | None = None
+    """Standard deviations of measurement errors, in the units of the targets."""
     weight: Floats | None = None
     """What the noise of an image is divided by; None where that is 1 for all."""
+
+    @property
+    def noise_of_single_images(self) -> str | None:
+        """The argument that gave it, if one did."""
+        known = {"image_noise": self.image_noise, "y_std": self.y_std, "sample_weight or class_weight": self.weight}
+        return next((name for name, values in known.items() if values is not None), None)
 
 
 def read_training(
@@ -112,9 +120,8 @@ def read_training(
     if said.get("groups") is None and isinstance(X, Copies):
         said["groups"] = X.groups
     training = described(images, read(y), K, **said)
-    for name, known in (("sample_weight or class_weight", training.weight), ("image_noise", training.image_noise)):
-        if known is not None and request.inducing is not None:
-            raise DataError(ONLY_EXACT.format(name))
+    if request.inducing is not None and training.noise_of_single_images is not None:
+        raise DataError(ONLY_EXACT.format(training.noise_of_single_images))
     return training
 
 
@@ -125,6 +132,7 @@ def described(
     *,
     names: Any = None,
     image_noise: Any = None,
+    y_std: Any = None,
     groups: Any = None,
     sample_weight: Any = None,
     class_weight: Any = None,
@@ -136,14 +144,15 @@ def described(
         raise DataError(f"{len(names)} names for {n} images; give one name for each image")
     groups = None if groups is None else check_groups(to_numpy(groups, "groups"), n)
     image_noise = None if image_noise is None else _of_each(image_noise, n, "image_noise", "variances")
+    y_std = None if y_std is None else _of_each(y_std, n, "y_std", "standard deviations")
     if weight is None or weight.all():
-        return Training(images, y, K, names, groups, image_noise, weight)
+        return Training(images, y, K, names, groups, image_noise, y_std, weight)
     rows = np.flatnonzero(weight)
-    names, groups, image_noise = (None if a is None else a[rows] for a in (names, groups, image_noise))
+    names, groups, image_noise, y_std = (None if a is None else a[rows] for a in (names, groups, image_noise, y_std))
     images = None if images is None else Images(images.at(rows), images.dtype)
     K = None if K is None else to_numpy(K[:])[np.ix_(rows, rows)]
     groups = None if groups is None else check_groups(groups, len(rows))
-    return Training(images, y[rows], K, names, groups, image_noise, weight[rows])
+    return Training(images, y[rows], K, names, groups, image_noise, y_std, weight[rows])
 
 
 def _read_images(estimator: BaseEstimator, request: Request, X: Any, y: Any, numbers: bool) -> tuple[Images, Any]:

@@ -178,15 +178,16 @@ class Fit:
             repeated, computed = int(is_repeated(codes).sum()), time.perf_counter()
             # New images are groups of their own, but for those that equal others.
             groups = left_out_together(with_new(posterior.groups, n), codes)
-            posterior.add(K_new_old, K_new, Y, noise, groups, new_outputs)
+            errors = None if added.y_std is None else added.y_std**2
+            posterior.add(K_new_old, K_new, Y, noise, groups, new_outputs, errors)
         elif isinstance(posterior, InducingGP):  # which learns from other images without keeping them
             if len(new_outputs):
                 raise MatrixError(
                     "a model through inducing images does not keep the other images, so it cannot take a new class; "
                     "fit again"
                 )
-            if noise is not None:
-                raise DataError(ONLY_EXACT.format("image_noise or sample_weight"))
+            if (name := added.noise_of_single_images) is not None:
+                raise DataError(ONLY_EXACT.format(name))
             posterior.add(Source(images, kernel, Y).parts(X))
             computed = time.perf_counter()
         else:

@@ -114,11 +114,8 @@ def _learned(
             f"learn= takes one image of each group, and {count} groups are too few to learn from (at least "
             f"{_FEWEST_GROUPS}); fit without learn="
         )
-    if training.image_noise is not None or training.weight is not None:
-        raise DataError(
-            "learn= finds one noise for all images; fit without image_noise, sample_weight and class_weight, or "
-            "without learn"
-        )
+    if (name := training.noise_of_single_images) is not None:
+        raise DataError(f"learn= finds one noise for all images; fit without {name}, or without learn")
     if asked.rule == "loo" and targets.no_label_twice(training.groups):
         raise DataError(
             "learn='loo' judges an image by others of its class, and no class has two images; use 'likelihood'"
@@ -146,9 +143,8 @@ def _exact(request: Request, training: Training, targets: Targets, kernel: Recip
     elif by_default:
         noise = 0.0
     if method != "cholesky":
-        for name, known in (("image_noise", training.image_noise), ("sample_weight or class_weight", weight)):
-            if known is not None:
-                raise DataError(ONLY_EXACT.format(name))
+        if (name := training.noise_of_single_images) is not None:
+            raise DataError(ONLY_EXACT.format(name))
         if kernel is not None and not kernel.single:
             raise DataError(f"solver={method!r} is for a recipe of one term; use solver='cholesky' or inducing=")
     told = []
@@ -200,6 +196,7 @@ def _exact(request: Request, training: Training, targets: Targets, kernel: Recip
                 noise=noise,
                 amplitude=request.amplitude,
                 point_noise=training.image_noise,
+                errors=None if training.y_std is None else training.y_std**2,
                 weights=weight,
                 overwrite=True,
                 rounding=float(np.finfo(np.float32 if precision.itemsize <= 4 else np.float64).eps),

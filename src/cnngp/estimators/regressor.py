@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, overload
 
 import numpy as np
@@ -21,7 +21,7 @@ from cnngp.gp.near_copies import warn_of_near_copies
 from .base import GPEstimator, Numbers
 from .certificate import error_beside_mean
 from .choosing import Tell
-from .door import ImagesLike
+from .door import ImagesLike, Training
 from .labels import RealTargets
 
 Array = NDArray[Any]
@@ -66,6 +66,7 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         y: ArrayLike | None = None,
         *,
         K: Any = None,
+        y_std: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
         image_noise: ArrayLike | None = None,
         groups: Any = None,
@@ -74,10 +75,12 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
     ) -> Self:
         """Fit images X (N, C, H, W) and targets y, (N,) or (N, outputs); `K` (N, N) replaces or accompanies X.
 
-        `sample_weight`, `image_noise`, `groups`, `names` and `tell` are those of `GPClassifier.fit`.
+        `y_std` (N,) are the standard deviations of known measurement errors, in the units of y. The kernel's amplitude
+        is then the likeliest beside them, and `noise` comes on top. `sample_weight`, `image_noise`, `groups`, `names`
+        and `tell` are those of `GPClassifier.fit`.
         """
         beside = {"sample_weight": sample_weight, "image_noise": image_noise, "groups": groups, "names": names}
-        request, training = self._read(X, y, K, _as_targets, numbers=True, **beside)
+        request, training = self._read(X, y, K, _as_targets, numbers=True, y_std=y_std, **beside)
         self._one_output = training.y.ndim == 1
         Y = training.y.reshape(len(training.y), -1)
         self._y_mean, self._y_std = np.zeros(Y.shape[1]), np.ones(Y.shape[1])
@@ -86,6 +89,7 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
             scale = np.where(largest > 0.0, largest, 1.0)  # so that no square overflows
             spread = scale * ((Y - Y.mean(0)) / scale).std(0)
             self._y_mean, self._y_std = Y.mean(0), np.where(spread > 0, spread, 1.0)
+        training = self._normalised(training, Y.shape[1])
         self._fit(request, training, RealTargets((Y - self._y_mean) / self._y_std, training.weight), tell)
         self._warn_of_far_targets(Y)
         if training.groups is None:
@@ -165,15 +169,18 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         X: ImagesLike,
         y: ArrayLike,
         *,
+        y_std: ArrayLike | None = None,
         sample_weight: ArrayLike | None = None,
         image_noise: ArrayLike | None = None,
         names: Any = None,
     ) -> Self:
         """Condition on more images, by a block update instead of a new factorisation; y is scaled as in `fit`."""
-        added = self._added(X, y, _as_targets, sample_weight=sample_weight, image_noise=image_noise, names=names)
+        beside = {"sample_weight": sample_weight, "image_noise": image_noise, "names": names}
+        added = self._added(X, y, _as_targets, y_std=y_std, **beside)
         if added.y.shape[1:] != (() if self._one_output else self._y_mean.shape):
             of_fit = "(N,)" if self._one_output else f"(N, {len(self._y_mean)})"
             raise DataError(f"y has shape {added.y.shape}, unlike the targets of fit, {of_fit}; give as many outputs")
+        added = self._normalised(added, len(self._y_mean))
         self._add(added, (added.y.reshape(len(added.y), -1) - self._y_mean) / self._y_std)
         return self
 
@@ -203,6 +210,14 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
             raise DataError(f"output={output!r}: expected the number of one of the {len(self._y_std)} outputs, from 0")
         found = self.fit_.saliency(images, np.full(len(images), output)) * self._y_std[output]
         return np.asarray(found.reshape(np.shape(X)))
+
+    def _normalised(self, training: Training, outputs: int) -> Training:
+        """Measurement errors in the units of the targets as they are fitted."""
+        if training.y_std is None:
+            return training
+        if outputs > 1:
+            raise DataError("y_std is for a single output, as outputs share one covariance; fit each output by itself")
+        return replace(training, y_std=training.y_std / self._y_std[0])
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Array]]:
         return {"one_output": self._one_output}, {"y_mean": self._y_mean, "y_std": self._y_std}

@@ -39,7 +39,7 @@ from .leave_one_out import (
 )
 from .linalg import Array, Factor, NotPositiveDefinite, factorised, namespace, set_diagonal, warn_of_jitter
 from .near_copies import novelty_of_points
-from .objectives import LOG_2PI, Loss, amplitude_of, chosen_noise, twice_negative_log
+from .objectives import LOG_2PI, Loss, amplitude_beside, amplitude_of, chosen_noise, twice_negative_log
 from .posterior import Posterior, Solved, relative_residual
 
 Amplitude = Literal["ml", "loo"] | float
@@ -62,6 +62,8 @@ class ExactGP(Posterior):
     (N,) are left out together; of (N, 2), groups and images, also those of the same image in other groups. Noise by
     leave-one-out then sees how far they contradict each other, and the amplitude "ml" beside it is that of the same
     predictions.
+    `errors` (N,) are variances of measurement errors in the units of the targets: y = f + ε + δ, δ_i ~ N(0, errors_i).
+    The amplitude "ml" is the likeliest beside them.
     `jitter` is one known to be needed, from an earlier fit. With `overwrite=True` a float64 `K` is used as the buffer
     and its content is lost.
 
@@ -82,6 +84,7 @@ class ExactGP(Posterior):
         amplitude: Amplitude = "ml",
         jitter: float = 0.0,
         point_noise: Array | None = None,
+        errors: Array | None = None,
         weights: Array | None = None,
         overwrite: bool = False,
         rounding: float = 0.0,
@@ -99,7 +102,25 @@ class ExactGP(Posterior):
         self.point_noise = _checked_noise(xp, point_noise, n, noise)
         set_diagonal(A, self.variances + self.point_noise)
         self.left_out = None if groups is None else as_left_out(groups, n)
-        self.noise = chosen_noise(A, self.Y, noise, amplitude, rounding, self.left_out, loss, weights)
+
+        def choose(amplitude: Amplitude) -> float:
+            return chosen_noise(A, self.Y, noise, amplitude, rounding, self.left_out, loss, weights)
+
+        if errors is not None:
+            errors = checked_numbers(xp, errors, "the errors of single targets", (n,), f"({n},)", 0.0)
+            if amplitude == "loo":
+                raise MatrixError("the amplitude beside known errors is 'ml' or a number, not 'loo'")
+            if amplitude == "ml":
+                first = amplitude_beside(A, self.Y, 0.0 if isinstance(noise, str) else noise, errors)
+                if isinstance(noise, str):  # found beside the errors, and the amplitude beside both
+                    set_diagonal(A, self.variances + self.point_noise + errors / first)
+                    noise = choose(first)
+                    set_diagonal(A, self.variances + self.point_noise)
+                    first = amplitude_beside(A, self.Y, noise, errors)
+                amplitude = first
+            self.point_noise = self.point_noise + errors / amplitude
+            set_diagonal(A, self.variances + self.point_noise)
+        self.noise = choose(amplitude)
         if weights is not None:
             self.point_noise = self.point_noise + (self.noise / weights - self.noise)
             set_diagonal(A, self.variances + self.point_noise)
@@ -220,6 +241,7 @@ class ExactGP(Posterior):
         point_noise: Array | None = None,
         groups: Codes | None = None,
         new_outputs: Sequence[int] = (),
+        errors: Array | None = None,
     ) -> None:
         """Condition on M more points by a block update of the factor, from K(new, old) (M, N) and K(new, new).
 
@@ -232,6 +254,12 @@ class ExactGP(Posterior):
         if K_new_old.shape[0] != K_new.shape[0]:
             raise MatrixError(f"K(new, old) has {K_new_old.shape[0]} rows, K(new, new) {K_new.shape[0]}")
         point_noise = _checked_noise(xp, point_noise, K_new.shape[0], self.noise)
+        if errors is not None:
+            if isinstance(self._amplitude_rule, str):
+                raise MatrixError(
+                    "errors of new targets need a model whose amplitude is a number: fit with y_std, or amplitude="
+                )
+            point_noise = point_noise + xp.asarray(errors) / self.amplitude
         variances = K_new.diagonal().copy()
         Y_new = check_targets(xp, Y_new, K_new.shape[0])
         if Y_new.shape[1] != Y_old.shape[1]:

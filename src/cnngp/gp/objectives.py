@@ -38,7 +38,7 @@ import numpy as np
 from cnngp.common.arrays import to_numpy
 
 from .leave_one_out import Codes, leave_out, sets_left_out, thinned
-from .linalg import Array, factorised, namespace, one_thread_if_small
+from .linalg import Array, factorised, namespace, one_thread_if_small, set_diagonal
 
 LOG_2PI = math.log(2.0 * math.pi)
 Rule = Literal["likelihood", "loo"]
@@ -54,6 +54,7 @@ Loss = Callable[[Any, Any], float]
 _NATS = 0.1
 _ROUNDING = 1e-9  # nats for each target: less than that is rounding
 _LEAST, _MOST = -10.0, 6.0  # log₁₀ of the noise that is tried, in units of the mean eigenvalue
+_AMPLITUDES = (-6.0, 6.0)  # log₁₀ of amplitudes beside known errors, in units of what gives the targets' mean square
 # Leave-one-out is asked of at most this many points, evenly spread: the right noise does not depend on their number.
 _MOST_POINTS = 6000
 
@@ -170,6 +171,34 @@ def minimised(
             bounds = (max(bounds[0], low), min(bounds[1], high))
     found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": tolerance})
     return Found(float(found.x), float(found.fun), at_end)
+
+
+# ---- the amplitude beside known errors -------------------------------------------------------------------------------
+
+
+def amplitude_beside(A: Array, Y: Array, noise: float, errors: Array) -> float:
+    """The likeliest amplitude a of N(0, a(K + noise·I) + diag(errors)), for errors in the units of the targets.
+
+    The factors are made in the buffer `A`, which holds K again afterwards.
+    """
+    n, outputs = Y.shape
+    variances = A.diagonal().copy()
+    scale = float((Y * Y).mean()) / float(variances.mean())
+    if not 0.0 < scale < math.inf:
+        return 1.0
+
+    def loss(log_amplitude: float) -> float:
+        a = scale * 10.0**log_amplitude
+        set_diagonal(A, variances + errors / a)
+        factor, _ = factorised(A, noise)
+        fit = float((Y * factor.solve(Y)).sum())
+        value = twice_negative_log(fit, factor.log_determinant(), n, outputs, a)
+        factor.restore()
+        return value
+
+    found = minimised(loss, *_AMPLITUDES, points=13, tolerance=1e-3)
+    set_diagonal(A, variances)
+    return float(scale * 10.0**found.at)
 
 
 # ---- the noise -------------------------------------------------------------------------------------------------------

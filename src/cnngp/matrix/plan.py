@@ -22,12 +22,16 @@ from .tile_size import check_tile, measured_rate, tile_here
 
 @dataclass(frozen=True)
 class GramCost:
-    """The cost of K(X, X). Rate and memory are measured on a few pairs; what a store already has is not counted."""
+    """The cost of K(X, X), and what is left of it beside the tiles in its store. Rate and memory are measured on a few
+    pairs.
+    """
 
     images: int
     pairs: int
+    pairs_left: int
     tile: int
     tiles: int
+    tiles_left: int
     disk_bytes: int
     disk_free_bytes: int | None
     memory_bytes: int | None
@@ -37,13 +41,16 @@ class GramCost:
     engine: str
     pairs_per_second: float
     seconds: float
+    """For the pairs that are left."""
 
 
 def plan(kernel: Kernel, X: Any, *, tile: int | None = None, store: Any = None) -> GramCost:
-    """Count everything, time a few pairs, and say what the whole will take."""
+    """Count pairs and tiles, time a few pairs, and estimate how long those that are left will take."""
     x = ImageRows(X, kernel, "X")
     n = len(x)
-    grid = Grid((n, n), check_tile(tile) or tile_here(x, (n, n), True), True)
+    there = None if store is None else begun(kernel, X, store, tile)
+    grid = Grid((n, n), check_tile(tile) or (tile_here(x, (n, n), True) if there is None else there.tile), True)
+    pairs_left, tiles_left = (grid.pairs, len(grid)) if there is None else (there.pairs_left, there.of - there.tiles)
     rate = measured_rate(x, min(grid.tile))
     a, b = grid.counts
     local, free, peak = local_path("." if store is None else store), None, None
@@ -58,24 +65,27 @@ def plan(kernel: Kernel, X: Any, *, tile: int | None = None, store: Any = None) 
     return GramCost(
         images=n,
         pairs=grid.pairs,
+        pairs_left=pairs_left,
         tile=grid.tile[0],
         tiles=len(grid),
+        tiles_left=tiles_left,
         disk_bytes=a * b * chunk_bytes(grid.tile, x.dtype),
         disk_free_bytes=free,
         memory_bytes=peak,
         fit_bytes=8 * n * n,
         engine=kernel.engine_for(x.image_shape).identity,
         pairs_per_second=rate,
-        seconds=grid.pairs / rate,
+        seconds=pairs_left / rate,
     )
 
 
 @dataclass(frozen=True)
 class Begun:
-    """What a store has of a matrix that is asked for: tiles, of so many, and the pairs that are left."""
+    """Tiles that a store already has of a matrix, out of all `of` them, their side, and the pairs that are left."""
 
     tiles: int
     of: int
+    tile: tuple[int, int]
     pairs_left: int
 
 
@@ -91,7 +101,7 @@ def begun(kernel: Kernel, X: Any, store: Any, tile: int | None = None) -> Begun 
     there.found.refuse_unless_same_or_grown(wanted, there.name)
     lost = {tile_of(there.grid, *at) for at in there.grid.cut_by_growth(wanted.shape)} | set(there.missing())
     kept = [t for t in there.grid if (t.i, t.j) not in lost]
-    return Begun(len(kept), len(wanted.grid), wanted.grid.pairs - sum(t.pairs for t in kept))
+    return Begun(len(kept), len(wanted.grid), wanted.tile, wanted.grid.pairs - sum(t.pairs for t in kept))
 
 
 def _looked_at(where: Any) -> GramStore | None:

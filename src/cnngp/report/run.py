@@ -217,9 +217,10 @@ def _tell_fit(say: Say, clf: Any, name: str, images: Dataset) -> None:
     fit, recipe = clf.fit_report_, clf.recipe_
     shape = clf.fit_.only_kernel.terms[0].preparation.output_shape(clf.input_shape_)
     chosen = "" if clf.choice_ is None else " (chosen)"
+    prepared = " (chosen)" if clf.preparation == "loo" else chosen if clf.preparation is None else ""
     say("network", f"{name}{chosen}, {clf.network_.shapes(shape).cost:,} operations per pair")
-    if recipe.main.preparation != "plain" or clf.choice_ is not None:
-        say("preparation", f"{recipe.main.said or 'plain'}{chosen if clf.preparation is None else ''}")
+    if recipe.main.preparation != "plain" or prepared:
+        say("preparation", f"{recipe.main.said or 'plain'}{prepared}")
     if clf.learned_ is not None:
         say("learned", str(clf.learned_))
     say("engine", fit.engine)

@@ -37,7 +37,11 @@ def kernel_of(module: Any, X: Any, Z: Any, kind: str, parametrization: str, tile
     z = x if Z is None else image_tensor(Z, "Z", like.dtype, like.device)
     if x.shape[1:] != z.shape[1:]:
         raise DataError(f"X holds images of shape {tuple(x.shape[1:])} and Z of shape {tuple(z.shape[1:])}")
-    outputs = _outputs(module, x[:1]).shape[1]
+    try:
+        outputs = _outputs(module, x[:1]).shape[1]
+    except RuntimeError as error:
+        shape = tuple(x.shape[1:])
+        raise DataError(f"empirical_kernel: the module does not take images of shape {shape}: {error}") from error
     if kind == "ntk":
         rows, numbers = _gradients(module, parametrization == "ntk")
     else:
