@@ -222,22 +222,17 @@ def test_weights_side_by_side_in_one_memory_are_taken() -> None:
 def test_explain_tells_of_every_part_and_why_what_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     explanation = cnngp.torch.explain(cnn(nn.MaxPool2d(2), nn.Dropout(0.5), features=36), IMAGE)
     assert explanation.network is None
-    assert [row.name for row in explanation] == ["0", "1", "2", "3", "4", "5"]
     assert [row.name for row in explanation.refused] == ["2", "3"]
     printed = capsys.readouterr().out
     assert printed.strip() == str(explanation).strip()
     assert "MaxPool2d   4 × 3 × 3  NO: the maximum" in printed
     assert "no Gaussian process: 2 (MaxPool2d): the maximum" in printed
-    assert repr(explanation) == "Explanation(6 calls, 2 refused, ok=False)"
     layers = {"stem": nn.Conv2d(1, 1, 1), "block": PreActivationBlock(1, 4, 1), "spare": nn.Conv2d(4, 4, 3)}
     module = made(lambda m, x: m.head(m.block(m.stem(x)).mean((2, 3))), **layers, head=nn.Linear(4, 1))
     taken = cnngp.torch.explain(module, IMAGE, show=False)
-    assert capsys.readouterr().out == ""
     told = {row.name: row.told for row in taken}
     parts = {"add in block": "Sum(…)", "mean in forward": "GlobalAvgPool()", "spare": "never called by forward"}
     assert told == told | parts
-    assert told["head"].startswith("Dense(")
-    assert "Sum(Conv(1" in str(taken)
     assert taken.network == from_torch(module, IMAGE)
 
 
@@ -246,11 +241,12 @@ def test_torch_is_needed_only_when_used() -> None:
         "import sys; sys.modules['torch'] = None\n"
         "import cnngp\n"
         "names = [cnngp.from_torch, cnngp.sample_network, cnngp.gpytorch_kernel]\n"
-        "names += [cnngp.torch.explain, cnngp.torch.check_limit]\n"
-        "for f in names:\n"
+        "for f in [*names, cnngp.torch.explain, cnngp.torch.check_limit]:\n"
         "    try: f(None, (1,))\n"
         "    except ImportError as error: print(error)\n"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    names = ("from_torch", "sample_network", "gpytorch_kernel", "explain", "check_limit")
-    assert out.splitlines() == [f'{name} needs PyTorch: pip install "cnngp[torch]"' for name in names]
+    assert out.splitlines() == [
+        f'{name} needs PyTorch: pip install "cnngp[torch]"'
+        for name in ("from_torch", "sample_network", "gpytorch_kernel", "explain", "check_limit")
+    ]
