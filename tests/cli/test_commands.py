@@ -4,16 +4,14 @@ import os
 import re
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cnngp import GPClassifier, __version__, datasets, zoo
-from cnngp.cli import app, output
-from cnngp.cli.options import OPTIONS
+from cnngp import __version__, datasets, zoo
+from cnngp.cli import app
 from cnngp.common import memory
 
 from .conftest import FEW, Command, discs
@@ -38,13 +36,6 @@ def test_version_overview_and_arguments(command: Command) -> None:
     page = command("predict -h").out
     assert page.startswith("Usage: cnngp predict [OPTIONS] MODEL IMAGES...\n")
     assert "\n  MODEL  " in page
-
-
-def test_every_option_of_the_table_belongs_to_commands() -> None:
-    assert {name for option in OPTIONS for name in option.commands.split()} == {*COMMANDS, "experiment"}
-    for name in COMMANDS:
-        of = [option.name for option in OPTIONS if name in option.commands.split()]
-        assert len(of) == len(set(of))
 
 
 def test_networks_and_info(command: Command) -> None:
@@ -178,23 +169,6 @@ def test_repeated_images_give_one_warning_line(tmp_path: Path, command: Command)
     assert error.count("\n") == 1
 
 
-def test_warnings_of_other_packages_are_lines_too(
-    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without the file and the line of code that Python adds."""
-    fit = GPClassifier.fit
-
-    def warning(clf: GPClassifier, X: Any, y: Any, **_: Any) -> GPClassifier:
-        with warnings.catch_warnings():
-            warnings.simplefilter("always")
-            warnings.warn("more classes\n than half of the samples", UserWarning, stacklevel=1)
-        return fit(clf, X, y)
-
-    monkeypatch.setattr(GPClassifier, "fit", warning)
-    said = command(f"{FEW} --no-model --output {tmp_path}")
-    assert said.err == "warning: more classes than half of the samples\n"
-
-
 # ---- what goes where -------------------------------------------------------------------------------------------------
 
 
@@ -239,12 +213,3 @@ def test_output_that_is_closed_from_the_start(tmp_path: Path) -> None:
     with process("", tmp_path, code, stderr=subprocess.PIPE, text=True) as running:
         assert running.communicate(timeout=300)[1] == ""
         assert running.returncode == 0
-
-
-def test_names_of_others_do_not_control_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    evil, shown = "a\x1b]0;title\x07\x9b2Jb", "a\\x1b]0;title\\x07\\u009b2Jb"
-    output.say("engine", f"{evil}\nsecond line")
-    output.warn(evil)
-    printed = capsys.readouterr()
-    assert printed.out.splitlines() == [f"{'engine':<22} {shown}", f"{'':<22} second line"]
-    assert printed.err == f"warning: {shown}\n"

@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import re
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cnngp import GPClassifier, GPRegressor, datasets, zoo
+from cnngp import GPClassifier, datasets, zoo
 from cnngp.common import files
 from cnngp.common.tables import csv_cell, printable, read_csv
 from cnngp.estimators import Recipe
 from cnngp.report import apply_decisions
 from cnngp.report.answers import Answers
 
-from .conftest import FEW, Command, discs, slanted
+from .conftest import FEW, Command, slanted
 
 NUMERICS = ("kernel error", "residual of the solve", "smallest eigenvalue", "noise, jitter", "amplitude", "log likel")
 
@@ -64,19 +65,24 @@ def test_a_run_that_learned_nothing_warns(tmp_path: Path, command: Command) -> N
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(8.123, True), (0.3, False)])
-def test_compiling_is_an_item_of_its_own_where_it_takes_long(
+def test_long_compiling_and_warnings_of_other_packages_are_lines_of_their_own(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, seconds: float, shown: bool
 ) -> None:
+    """Without the file and the line of code that Python adds to a warning."""
     fit = GPClassifier.fit
 
     def compiled(clf: GPClassifier, X: Any, y: Any, **options: Any) -> GPClassifier:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("more classes\n than half of the samples", UserWarning, stacklevel=1)
         fit(clf, X, y, **options)
         clf.fit_ = replace(clf.fit_, report=replace(clf.fit_report_, compile_seconds=seconds))
         return clf
 
     monkeypatch.setattr(GPClassifier, "fit", compiled)
-    said = command(f"{FEW} --no-model --output {tmp_path}").out
-    assert (f"{'compiling, loading':<22} 8.12 s" in said) == shown
+    said = command(f"{FEW} --no-model --output {tmp_path}")
+    assert said.err == "warning: more classes than half of the samples\n"
+    assert (f"{'compiling, loading':<22} 8.12 s" in said.out) == shown
     cell = "compiling, or loading compiled code</th><td>8.12 s</td>"
     assert (cell in (tmp_path / "report.html").read_text()) == shown
     assert json.loads((tmp_path / "results.json").read_text())["fit"]["compile_seconds"] == seconds
@@ -93,15 +99,6 @@ def test_learned_variances_are_printed_written_and_shown(tmp_path: Path, command
     page = (tmp_path / "report.html").read_text()
     assert "What was learned" in page
     assert f"cnngp {FEW} --learn likelihood --output " in page
-
-
-def test_options_of_the_fit_are_repeated_in_the_report(tmp_path: Path, command: Command) -> None:
-    (tmp_path / "net.json").write_text(zoo.small_cnn().to_json())
-    words = f"classify --train 50 --test 20 --network {tmp_path / 'net.json'} --noise 0.01 --preparation edges"
-    found = command(f"{words} --kind ntk --no-model --output {tmp_path / 'out'} --json").json
-    assert (found["preparation"], found["fit"]["noise"]) == ("edges", 0.01)
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["report.html", "results.json"]
-    assert f"cnngp {words} --kind ntk --no-model --output " in (tmp_path / "out" / "report.html").read_text()
 
 
 @pytest.mark.parametrize("full", ["results.json", "model.gp", "report.html"])
@@ -149,13 +146,18 @@ def test_classify_says_and_repeats_what_it_chooses(tmp_path: Path, command: Comm
 def test_what_stands_in_class_order_is_tested_on_all_classes(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And the options of the fit are repeated in the report."""
     for part in ("train", "test"):
         slanted(tmp_path / "f" / part)
+    (tmp_path / "net.json").write_text(zoo.small_cnn().to_json())
     monkeypatch.chdir(tmp_path / "f")
-    words = "--train 16 --test 12 --size 12 --network small_cnn --no-model --json"
-    found = command(f"classify --data . {words}").json
+    words = "classify --data . --train 16 --test 12 --size 12 --network ../net.json --noise 0.01 --preparation edges"
+    found = command(f"{words} --kind ntk --no-model --json").json
     assert (found["train"], found["classes"], found["test_error"]) == (16, 2, 0.0)
-    assert (tmp_path / "f" / "out" / "f-small_cnn-16" / "report.html").is_file()
+    assert (found["preparation"], found["fit"]["noise"]) == ("edges", 0.01)
+    out = tmp_path / "f" / "out" / "f-net-ntk-16"
+    assert sorted(p.name for p in out.iterdir()) == ["report.html", "results.json"]
+    assert f"cnngp {words} --kind ntk --no-model" in (out / "report.html").read_text()
 
 
 CLASSES = (os.fsdecode(b"caf\xe9"), "=1+1\r", "naïve $x_$ <b>\x1b[2J")
@@ -244,28 +246,3 @@ def test_photographs_start_to_finish(tmp_path: Path, command: Command, refused: 
     assert len(said.json["images"]) == 11
     assert {image["class"] for image in said.json["images"]} == {"flat"}
     assert said.json["unreadable"][0]["image"].endswith("broken.png")
-
-
-# ---- numbers ---------------------------------------------------------------------------------------------------------
-
-
-def test_regress_fits_a_column_of_numbers(tmp_path: Path, command: Command) -> None:
-    table = discs(tmp_path / "d")
-    words = f"regress --data {table} --columns radius --network small_cnn"
-    said = command(f"{words} --output {tmp_path / 'out'} --suspects {tmp_path / 's.csv'} --json")
-    found, data = said.json, datasets.load(table, columns="radius")
-    reg = GPRegressor.load(tmp_path / "out" / "model.gp")
-    assert (found["command"], found["train"]) == ("regress", 32)
-    assert found["loo"]["rmse"] == pytest.approx(reg.loo_error_)
-    assert 0.8 < found["loo"]["r2"] == pytest.approx(1 - reg.loo_error_**2 / data.y.var())
-    assert found["test"]["r2"] == pytest.approx(reg.score(data.X_test, data.y_test))
-    width = np.median(np.diff(reg.predict_interval(data.X_test, coverage=0.9)))
-    assert found["coverage"]["width"] == pytest.approx(width)
-    assert said.line("leave-one-out").startswith("R² 0.")
-    assert "hold " in said.line("intervals for 90 %")
-    assert f"cnngp {words}" in (tmp_path / "out" / "report.html").read_text()
-    assert len(read_csv(tmp_path / "s.csv")[1]) == 32
-    without = command(f"{words} --test 0 --no-model --output {tmp_path / 'out'} --json").json
-    assert (without["train"], without["test"]) == (40, None)
-    assert without["mistakes"][0]["name"]  # of the training images, left out
-    assert without["coverage"]["right"] is None

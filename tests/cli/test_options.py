@@ -12,7 +12,7 @@ from cnngp.datasets.preparation import NAMED as PREPARATIONS
 from cnngp.gp.objectives import RULES
 from cnngp.kernel.making import DTYPES
 
-from .conftest import Command, signals, slanted
+from .conftest import Command, signals
 
 READING = ("classify", "regress", "gram", "search", "sample")
 
@@ -70,22 +70,6 @@ def test_every_word_that_an_option_lists_is_taken(tmp_path: Path, refused: Any) 
     words += [("--device", d) for d in get_args(Device) if d != "cuda"]
     for option, word in words:
         assert "no data" in refused(f"classify --data {tmp_path / 'none'} {option} {word}")
-
-
-# ---- folders and files on every command ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["search", "sample"])
-def test_commands_take_the_options_that_they_advise(name: str, tmp_path: Path, command: Command) -> None:
-    if name == "sample":
-        pytest.importorskip("torch")
-    more = {"search": f"--draws 1 --device cpu --output {tmp_path / 'out'}"}
-    more["sample"] = f"--images 2 --channels 2,4 --samples 20 --output {tmp_path / 'a.png'}"
-    words = f"{name} --data {slanted(tmp_path / 'a', broken=True)} --size 8 --aspect pad {more[name]}"
-    assert "leave it out with skip_bad=True (--skip-bad)" in command(words, 1).err
-    printed = command(f"{words} --skip-bad").out
-    assert "padded with black" in printed
-    assert "left out 1 file: 1 not readable" in printed
 
 
 @pytest.mark.parametrize("flat", [False, True])
