@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.polynomial.chebyshev import chebval
 
 from cnngp import Dense, Elementwise, Kernel, Sequential
 from cnngp.kernel.series import packed as hermite
@@ -26,8 +27,9 @@ def evaluate(series: Series, s: Any):
     low, high = series.edges[p], series.edges[p + 1]
     t = (2.0 * s - low - high) / (high - low)
     power = np.where(p == 0, s**series.first_power, 1.0)
-    a = _clenshaw(np.moveaxis(series.coefficients[p], (-1, -2), (0, 1)), t)
-    return a * power, _clenshaw(np.moveaxis(series.second_moment[p], -1, 0), t) * power**2
+    a = chebval(t, np.moveaxis(series.coefficients[p], (-1, -2), (0, 1)), tensor=False)
+    moment = chebval(t, np.moveaxis(series.second_moment[p], -1, 0), tensor=False)
+    return a * power, moment * power**2
 
 
 def pair(series: Series, s1: Any, s2: Any, rho: Any):
@@ -43,14 +45,6 @@ def pair(series: Series, s1: Any, s2: Any, rho: Any):
             step = series.shifts[j + 1] if j + 1 in rows else 0
             totals[parity] = totals[parity] * powers[step] + products[j]
     return np.asarray(totals[0] + rho * totals[1])
-
-
-def _clenshaw(c, t):
-    """Σ_i c[i] T_i(t)."""
-    b1 = b2 = np.zeros(c.shape[1:])
-    for row in c[:0:-1]:
-        b1, b2 = row + 2.0 * t * b1 - b2, b1
-    return np.asarray(c[0] + t * b1 - b2)
 
 
 # ---- the tables ------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 
 from cnngp import GELU, AvgPool, Conv, Cos, Dense, Erf, GlobalAvgPool, Identity, Kernel, ReLU, Sequential, Sin, Sum, zoo
 from cnngp.kernel.program import lower
-from cnngp.kernel.program.reverse import Pixels, Reverse, reverse
+from cnngp.kernel.program.reverse import Pixels, reverse
 from cnngp.network import Network
 
 C, R, D = Conv(3, weight_var=2.0, bias_var=0.1), ReLU(), Dense()
@@ -68,27 +68,22 @@ def test_stores_of_networks_whose_bits_changed_have_a_version_of_their_own():
 # ---- reversed --------------------------------------------------------------------------------------------------------
 
 
-def _kept(found: Reverse) -> int:
-    return sum(found.program.buffers)
+def kept(net: Network, shape: tuple[int, ...]) -> int:
+    return sum(reverse(net, shape).program.buffers)
 
 
 def test_what_is_kept_grows_with_the_depth_and_no_faster() -> None:
-    def deep(blocks: int) -> Network:
-        return Sequential(
-            Conv(3), *[Sum(Identity(), Sequential(ReLU(), Conv(3), ReLU(), Conv(3)))] * blocks, ReLU(), Dense()
-        )
-
-    four, eight, sixteen = (_kept(reverse(deep(n), (1, 8, 8))) for n in (4, 8, 16))
+    block = Sum(Identity(), Sequential(R, C, R, C))
+    four, eight, sixteen = (kept(Sequential(C, *[block] * n, R, D), (1, 8, 8)) for n in (4, 8, 16))
     assert sixteen - eight == 2 * (eight - four) == 2 * 4 * 2 * 64, "two maps a block"
 
 
 @pytest.mark.parametrize("pool", [GlobalAvgPool(), AvgPool(3, 1)])
 def test_under_a_pool_one_sheet_is_kept_at_a_time(pool: Network) -> None:
     """Five layers on 10 × 10 places: sheets of all displacements together would take more than ten times as much."""
-    net = Sequential(*[Conv(3), ReLU()] * 5, pool, Dense())
-    found = reverse(net, (1, 10, 10))
+    net = Sequential(*[Conv(3), R] * 5, pool, D)
     assert net.shapes((1, 10, 10)).elements > 10 * 5 * 100
-    assert _kept(found) <= (5 + 6) * 100 + 2 * 64 * 25
+    assert kept(net, (1, 10, 10)) <= (5 + 6) * 100 + 2 * 64 * 25
 
 
 def test_only_gradients_of_images_go_on_to_the_pixels() -> None:
