@@ -83,7 +83,7 @@ class Maps:
         return [self.K] if self.T is None else [self.K, self.T]
 
     def make(self) -> None:
-        """Make the sheets of displacement zero, which are always needed, early enough that deep networks do not recurse."""
+        """Make the sheets of displacement zero, which are always needed, before deep networks would recurse."""
         still = (0,) * len(self.K.spatial)
         if self.T is not None:
             self.T.sheet(still)

@@ -1,1 +1,2 @@
-"""Operations on whole maps: `box.py` for any shape, `window.py` faster for windows of neighbours, and `backward.py`."""
+"""Operations on whole maps: `box.py` for any shape, `window.py` for windows of neighbours, `backward.py` for gradients.
+"""
