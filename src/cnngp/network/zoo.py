@@ -71,7 +71,7 @@ def resnet(depth: int = 32, pool: Literal["global"] | int | None = None) -> Netw
 def lenet(weight_var: float = 2.0, bias_var: float = 0.1) -> Network:
     """LeCun et al. 1998 with ReLUs: two 5×5 convolutions, each with a 2×2 average pool, and three dense layers.
 
-    The first convolution pads 28×28 images, which stand in for the original's 32×32.
+    The first convolution is padded, so that 28×28 images give maps of the same size as the original's 32×32 images.
     """
     first = Conv(5, weight_var=weight_var, bias_var=bias_var)
     second = Conv(5, padding="valid", weight_var=weight_var, bias_var=bias_var)

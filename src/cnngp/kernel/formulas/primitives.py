@@ -1,4 +1,4 @@
-"""Functions in which formulas are written, besides + − · /. Operands are whatever the engine computes with.
+"""Functions in which formulas are written, besides + − · /. Operands are of the types with which an engine computes.
 
 On the CPU Numba compiles formulas: an operand is a vector of pairs, or a float64 number of an image with itself, and
 engines/cpu/rows/forms.py implements each function. For a GPU an operand is an `Operand` that writes itself as CUDA

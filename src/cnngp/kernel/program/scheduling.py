@@ -1,5 +1,4 @@
-"""Scheduling of nodes: nonlinearities are fused into the operations that read them, and maps share buffers by liveness.
-"""
+"""Scheduling of nodes: nonlinearities are fused into their readers, and maps share buffers by liveness."""
 
 from __future__ import annotations
 

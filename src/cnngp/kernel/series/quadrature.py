@@ -131,7 +131,7 @@ def pieces(fn: Function, reach: float) -> Array:
         values = values_at(fn, 0.5 * (low + high)[:, None] + 0.5 * width[:, None] * _NODES)
         last = np.max(np.abs(np.einsum("jn,pn->pj", _LAST, values)), axis=1)
         scale = np.maximum(np.max(np.abs(values), axis=1), np.interp(outer, *_envelope(fn, powers)))
-        # A piece of width w at distance x from 0 has a Gaussian weight of at most about w/x, whatever s is.
+        # A piece of width w at distance x from 0 has a Gaussian weight of at most about w/x, for any s.
         rough = last * width > 4e-15 * scale * outer
         middle = 0.5 * (low + high)[rough]
         done.append(middle)

@@ -1,2 +1,1 @@
-"""Operations on whole maps: `box.py` for any shape, `window.py` for windows of neighbours, `backward.py` for gradients.
-"""
+"""Operations on whole maps: `box.py` for any shape, `window.py` for common windows, `backward.py` for gradients."""
