@@ -37,7 +37,7 @@ def require_card() -> Any:
     cupy = _cupy()
     try:
         found = cupy.cuda.runtime.getDeviceCount()
-    except Exception as error:  # CuPy raises its own types for missing drivers, libraries and cards
+    except Exception as error:  # CuPy raises its own types for missing drivers, libraries and GPUs
         raise EngineError(f"device='cuda': no usable NVIDIA GPU ({error}); use device='cpu'") from None
     if not found:
         raise EngineError("device='cuda': no NVIDIA GPU was found; use device='cpu'")

@@ -1,4 +1,4 @@
-"""Creating and saving figures. Only this file imports matplotlib, and without pyplot, which has global state."""
+"""Creating and saving figures, with matplotlib imported at first use and without pyplot, which has global state."""
 
 from __future__ import annotations
 

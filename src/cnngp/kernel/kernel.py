@@ -294,7 +294,7 @@ class Kernel:
         return Kernel(network, self._asked, dtype or self.dtype, self.threads, self.kind, check, self.symmetry)
 
     def as_sklearn(self, input_shape: Sequence[int]) -> NetworkKernel:
-        """Return a `sklearn.gaussian_process.kernels.Kernel` on flat rows, for `GaussianProcessRegressor` and others.
+        """A `sklearn.gaussian_process.kernels.Kernel` on flat rows, for GaussianProcessRegressor, SVC and KernelRidge.
 
         >>> from cnngp import Dense, Kernel
         >>> Kernel(Dense(), device="cpu").as_sklearn((1, 2, 2))([[1.0, 0.0, 0.0, 2.0]])

@@ -103,7 +103,7 @@ def gram(
     z = None if Z is None else ImageRows(Z, kernel, "Z")
     if z is not None and x.image_shape != z.image_shape:
         raise DataError(f"X holds images of shape {x.image_shape} and Z of shape {z.image_shape}; they must agree")
-    kernel.engine_for(x.image_shape)  # refuses images that do not fit the network
+    kernel.engine_for(x.image_shape)  # raises NetworkError for images that do not fit the network
     if store is None:
         n, m = len(x), len(x if z is None else z)
         what, device = f"a kernel matrix of {n:,} × {m:,}", "cpu" if output == "numpy" else kernel.device

@@ -71,7 +71,7 @@ def diagonal(K: Any, x: Any) -> Any:
     true = x[0] * K
     t2 = 1.0 / (1.0 + true)
     r, q = true * t2, sqrt(1.0 + 2.0 * true) * t2
-    angle = atan2(true, sqrt(1.0 + 2.0 * true))  # asin r, exact for large K
+    angle = atan2(true, sqrt(1.0 + 2.0 * true))  # asin r, accurate for large K
     return 0.25 * true + (true * angle + r * r * t2 / q + true * r * q) / (2.0 * PI)
 
 

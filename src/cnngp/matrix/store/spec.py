@@ -62,7 +62,7 @@ class Spec:
     kind: str = "nngp"
     """Kind of the kernel ("nngp" or "ntk"), with its symmetry if it has one."""
     id: str = ""
-    """Ties the tiles to this matrix."""
+    """Identifier that ties the tiles to this matrix."""
 
     def identified(self) -> Spec:
         """Copy with the `id` of a new matrix: equal in every process that starts it, and kept when images are added."""

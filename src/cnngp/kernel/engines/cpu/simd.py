@@ -23,7 +23,7 @@ from .columns import LANES
 
 
 class Vec(types.Type):  # type: ignore[misc]
-    """`lanes` numbers of one dtype."""
+    """Numba type of a vector of `lanes` numbers of one dtype."""
 
     def __init__(self, dtype: Any) -> None:
         self.dtype = dtype
@@ -263,9 +263,9 @@ def _polynomial(name: str) -> Any:
 sqrt, absolute = _elementwise(1, _llvm("sqrt")), _elementwise(1, _llvm("fabs"))
 copysign = _elementwise(2, _llvm("copysign"))
 nearest = _elementwise(1, _llvm("rint"))
-"""The nearest whole number, ties to even."""
+"""The nearest integer, ties to even."""
 power_of_two = _elementwise(1, _two_to)
-"""2^n for whole n in the exponent's range."""
+"""2^n for an integer n in the exponent's range."""
 fma = _elementwise(3, _fma)
 """a · b + c with one rounding."""
 negated_fma = _elementwise(3, lambda builder, vec, a, b, c: _fma(builder, vec, builder.fneg(a), b, c))

@@ -75,7 +75,7 @@ class SheetSteps(StepWriter):
         return self.chain.segments[self.k]
 
     def address(self, at: int) -> tuple[str, bool]:
-        """Address of entry `at` of the second image's table row, and whether it is in shared memory."""
+        """Address of entry `at` of the second image's table row, and True if it is in shared memory."""
         v = self.layout.vector
         if at < self.pixels + self.held:
             return f"table2 + {(at - self.pixels) // v}", True
