@@ -4,7 +4,7 @@ against the CPU's.
 Two images are compared at the first use of each network, image shape and engine; the certificate of a fit makes the
 same comparison (`compare`).
 
-The expected error of an engine is `documented_bound`: 1e-6 in float32 and 1e-12 in float64. Some networks amplify
+An engine's error is up to `documented_bound`: 1e-6 in float32 and 1e-12 in float64. Some networks amplify
 rounding: Step and the ReLU's slope behave like a square root at correlation one, Erf and tanh become steep as the
 variance grows, Sin and Cos take its exponential. The amplification is measured: the reference runs again with every
 covariance K(x, z) made smaller by a unit in the last place after every layer, the worst direction. With pools, which
@@ -12,7 +12,7 @@ add covariances of both signs, it runs a third time with all of them shifted dow
 than the rounding of its terms. The largest of these is the bound. An engine is wrong if its error is a hundred times
 larger.
 
-A GPU's gradient is compared with the CPU's in float64. Its expected error is 1e-5 in float32 and 1e-10 in float64,
+A GPU's gradient is compared with the CPU's in float64. Its error is up to 1e-5 in float32 and 1e-10 in float64,
 relative to each derivative, or for a small one to a thousandth of the largest. Some derivatives are less accurate, such
 as those by a bias of 0 where two patches have correlation one; the error of the CPU's own float32 gradient shows by how
 much. Effects of rounding scale at worst with the square root of the unit in the last place, which gives the bound for

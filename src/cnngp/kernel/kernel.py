@@ -158,7 +158,7 @@ class Kernel:
     @overload
     def gradient(self, X: Any, Z: Any, G: Any, *, wrt: Literal["images"], progress: bool = True) -> Any: ...
     def gradient(self, X: Any, Z: Any, G: Any, *, wrt: str = "parameters", progress: bool = True) -> Any:
-        """Gradient Σ_ij G_ij ∂K_ij/∂θ by every parameter θ of the network, with the names of `network.parameters()`.
+        """Gradient Σ_ij G_ij ∂K_ij/∂θ for every parameter θ of the network, by the names of `network.parameters()`.
 
         With G = ∂L/∂K this is the gradient of any L that depends on the parameters through K, such as a likelihood. G
         has the shape of K(X, Z), or of K(X) including the diagonal if Z is None.
@@ -220,7 +220,7 @@ class Kernel:
     def verify(self, X: Any) -> Verdict | None:
         """Compare the kernel of two of these images with the float64 reference, unless done before for their shape.
 
-        Every matrix begins with this if `check` is True. Returns None if the images allow no comparison, as blank ones.
+        Every matrix begins with this if `check` is True. Returns None if the images, such as blank ones, prevent it.
 
         >>> import numpy as np
         >>> from cnngp import Dense, Kernel

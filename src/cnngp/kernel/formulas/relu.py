@@ -6,7 +6,7 @@
 
 If a variance is 0, R' may be any finite number, because Θ is 0 there too; for gradients the two images count as equal.
 Near correlation one R' behaves like a square root: θ ≈ √(2(1 − cos θ)), so that rounding cos θ by δ changes R' by
-√(2δ)/π (docs/mathematics.md). Tables hold s and 1/s. The CUDA text in engines/cuda/formula_text/ is written by hand.
+√(2δ)/π (docs/mathematics.md). Tables hold s and 1/s. The CUDA text of R and R' is written by hand (formula_text/).
 """
 
 from __future__ import annotations

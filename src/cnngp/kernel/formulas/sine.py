@@ -15,7 +15,7 @@ from .primitives import absolute, copysign, exp, exp_negative, expm1, fma, one_m
 
 
 def rise(K: Any, h: Any) -> Any:
-    """½e^{|K|−h}. |K| ≤ h but for rounding, which for large variances could matter, so the exponent is kept ≤ 0."""
+    """½e^{|K|−h}. |K| ≤ h but for rounding, which is not small if the variance is large: the exponent is kept ≤ 0."""
     return 0.5 * exp_negative(0.0 - positive(h - absolute(K)))
 
 

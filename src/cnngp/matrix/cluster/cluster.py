@@ -31,7 +31,7 @@ _SCHEDULER_SECONDS = 30.0
 _WORKERS_SECONDS = 10.0
 # Seconds between two looks at the workers.
 _LOOK_SECONDS = 0.5
-# Once this many workers more than were ever there have been lost without a result, the work itself must kill them.
+# Losing this many workers beyond the most there ever were, without a result in between, means the work kills them.
 _DEATHS = 4
 # Exceptions of a call whose scheduler or worker is lost.
 _LOST = (OSError, asyncio.CancelledError, concurrent.futures.CancelledError)

@@ -94,7 +94,7 @@ async def engine_here(version: str, kernel: bytes, image_shape: tuple[int, ...],
 def fill_missing(share: tuple[int, int], job: tuple[bytes, str, bytes]) -> Refused | None:
     """On a worker: compute the tiles that the store lacks, beginning with its share.
 
-    Only errors that every worker would meet are raised: a tile with NaN or infinite entries, a full disk.
+    Only errors that every worker would meet are raised: a `StoreError`, such as for a tile with NaN, or a full disk.
     """
     from distributed import get_worker
 
