@@ -1,1 +1,1 @@
-"""What every room needs and no room owns: arrays, files, locks, memory, errors."""
+"""Utilities shared by all subpackages: arrays, files, locks, memory, errors."""

@@ -1,4 +1,4 @@
-"""NumPy, CuPy and torch arrays in and out, and any others through DLPack: the one place that knows their kinds."""
+"""Conversion between NumPy, CuPy and torch arrays, and from any other library through DLPack."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ OUTPUTS: tuple[Output, ...] = ("numpy", "cupy", "torch")
 
 NOT_REAL = (str, bytes, complex, np.complexfloating, np.datetime64, np.timedelta64, datetime.date, datetime.timedelta)
 _ON_CPU = (1, 3)
-"""DLPack's numbers of main memory, and of main memory that CUDA has pinned."""
+"""DLPack's device types of host memory and of host memory pinned by CUDA."""
 
 
 class DataError(ValueError):
-    """Data that cannot be used: wrong kind, shape or values.
+    """Error for arrays that cannot be used: wrong kind, shape or values.
 
     >>> from cnngp import Dense, Kernel
     >>> Kernel(Dense(), device="cpu")([[1.0, float("nan")]])  # doctest: +ELLIPSIS
@@ -31,18 +31,18 @@ class DataError(ValueError):
 
 
 def kind(a: object) -> Output | None:
-    """The library that an array belongs to; None for anything else, such as a list."""
+    """Return the library that an array belongs to; None for anything else, such as a list."""
     if isinstance(a, np.ndarray):
         return "numpy"
     for name, attribute in (("cupy", "ndarray"), ("torch", "Tensor")):
-        module = sys.modules.get(name)  # an array of it cannot exist before it is imported
+        module = sys.modules.get(name)  # no array of a library exists before it is imported
         if module is not None and isinstance(a, getattr(module, attribute)):
             return name  # type: ignore[return-value]
     return None
 
 
 def namespace(a: Any) -> Any:
-    """The module whose functions take the array: `cupy` or `numpy`."""
+    """Return the module whose functions accept the array: `cupy` or `numpy`."""
     return sys.modules["cupy"] if kind(a) == "cupy" else np
 
 
@@ -51,7 +51,7 @@ def is_on_gpu(a: Any) -> bool:
 
 
 def refuse_masked(a: object, name: str) -> None:
-    """Refuse masked arrays, whose mask NumPy drops silently when it converts them."""
+    """Raise `DataError` for masked arrays, whose mask NumPy would silently drop on conversion."""
     parts = a if isinstance(a, list | tuple) else (a,)
     if any(isinstance(part, np.ma.MaskedArray) for part in parts):
         raise DataError(
@@ -61,9 +61,9 @@ def refuse_masked(a: object, name: str) -> None:
 
 
 def known_array(a: Any, name: str) -> Any:
-    """`a`, or a view of it where only DLPack gives access; `DataError` for masked and sparse arrays."""
+    """Return `a`, or a view of it if only DLPack gives access; raise `DataError` for masked and sparse arrays."""
     refuse_masked(a, name)
-    if hasattr(a, "toarray") and hasattr(a, "nnz"):  # SciPy's and CuPy's
+    if hasattr(a, "toarray") and hasattr(a, "nnz"):  # sparse matrices of SciPy and CuPy
         raise DataError(f"{name} is a sparse matrix ({type(a).__name__}); give {name}.toarray(), a dense one")
     if kind(a) is not None or not hasattr(a, "__dlpack__") or hasattr(a, "__array__"):
         return a
@@ -71,17 +71,17 @@ def known_array(a: Any, name: str) -> Any:
     library = np if on_cpu else need("cupy", f"{name} on the card")
     try:
         return library.from_dlpack(a)
-    except Exception as error:  # each library has types of its own
+    except Exception as error:  # each library has exception types of its own
         reason = str(error).partition("\n")[0]
         raise DataError(f"{name}: {type(a).__name__} cannot be read through DLPack ({reason})") from None
 
 
 def to_numpy(a: Any, name: str = "X") -> NDArray[Any]:
-    """Any array or nested list as NumPy; torch tensors lose their gradient, arrays on a card are copied."""
+    """Convert any array or nested list to NumPy; torch tensors are detached, arrays on a GPU are copied."""
     a = known_array(a, name)
     try:
         match kind(a):
-            case "torch":  # bfloat16 is unknown to NumPy and fits float32
+            case "torch":  # NumPy has no bfloat16; float32 holds it exactly
                 a = a.float() if str(a.dtype) == "torch.bfloat16" else a
                 return np.asarray(a.detach().cpu().numpy())
             case "cupy":
@@ -97,14 +97,14 @@ def to_numpy(a: Any, name: str = "X") -> NDArray[Any]:
 
 
 def in_place(a: Any, name: str) -> Any:
-    """An array of any library, or on disk (a memory map, Zarr, HDF5), where it is; a list or a DataFrame as NumPy."""
+    """Return an array of any library or on disk (memory map, Zarr, HDF5) uncopied; a list or a DataFrame as NumPy."""
     a = known_array(a, name)
-    is_frame = hasattr(a, "iloc")  # slices of it are columns by name
+    is_frame = hasattr(a, "iloc")  # indexing a DataFrame selects columns by name
     return a if hasattr(a, "shape") and hasattr(a, "__getitem__") and not is_frame else to_numpy(a, name)
 
 
 def to_cupy(a: Any, name: str = "X") -> Any:
-    """Any array on the card; without a copy where it is there already."""
+    """Convert any array to CuPy, without a copy if it is on the GPU already."""
     cupy = need("cupy", f"{name} on the card")
     a = known_array(a, name)
     if kind(a) == "torch" and a.is_cuda:
@@ -112,14 +112,14 @@ def to_cupy(a: Any, name: str = "X") -> Any:
     if kind(a) == "cupy":
         return a
     host = to_numpy(a, name)
-    if host.dtype.char == "g":  # cards have no long double; a value beyond float64 is reported as infinite
+    if host.dtype.char == "g":  # GPUs have no long double; a value beyond float64 is reported as infinite
         with np.errstate(over="ignore"):
             host = host.astype(np.float64)
     return cupy.asarray(host)
 
 
 def check_output(output: object) -> None:
-    """Refuse, before anything is computed, a kind of array that is unknown or whose library is missing."""
+    """Raise an error, before anything is computed, if the output kind is unknown or its library is missing."""
     if output not in OUTPUTS:
         raise ValueError(f"output={output!r} is not one of {', '.join(map(repr, OUTPUTS))}")
     if output != "numpy":
@@ -127,7 +127,7 @@ def check_output(output: object) -> None:
 
 
 def to_output(a: Any, output: Output) -> Any:
-    """A NumPy or CuPy result as the kind that was asked for."""
+    """Convert a NumPy or CuPy result to the requested kind."""
     if output == "numpy":
         return to_numpy(a)
     check_output(output)
@@ -139,9 +139,9 @@ def to_output(a: Any, output: Output) -> Any:
 
 
 def as_real(a: Any, name: str) -> Any:
-    """`a`, an array of any library or on disk, if it holds real numbers; Python's own, in an object array, as float64.
+    """Return an array of any library or on disk if it holds real numbers; object arrays of numbers become float64.
 
-    Conversion would drop a part of complex numbers and read text as numbers, so these are refused before it.
+    Conversion would drop the imaginary part of complex numbers and parse text, so both raise `DataError` before it.
     """
     refuse_masked(a, name)
     dtype = np.dtype(a.dtype)
@@ -169,7 +169,7 @@ def check_images_shape(shape: tuple[int, ...], name: str) -> None:
 
 
 def in_shape(X: Any, shape: tuple[int, ...]) -> Any | None:
-    """Images as (N, *shape): as they are, or from fewer axes with as many numbers; None where they hold something else.
+    """Images as (N, *shape), reshaped if they have fewer axes and the same number of values; None if they do not fit.
 
     >>> in_shape(np.zeros((5, 64)), (1, 8, 8)).shape
     (5, 1, 8, 8)
@@ -183,7 +183,7 @@ def in_shape(X: Any, shape: tuple[int, ...]) -> Any | None:
 
 
 class CheckedImages:
-    """Images in host memory that have passed `as_images`, which gives them and parts of them back unread."""
+    """Images in host memory that have passed `as_images`, which returns them and slices of them without rechecking."""
 
     def __init__(self, array: NDArray[Any]) -> None:
         self.array = array
@@ -199,14 +199,14 @@ class CheckedImages:
 def as_images(
     X: Any, dtype: np.dtype[Any], name: str = "X", on_gpu: bool = False, first: int | NDArray[np.intp] = 0
 ) -> Any:
-    """X as a C-contiguous array of the working precision, (N, C, …), checked: real, finite, not empty, 2 to 5 axes.
+    """X as a C-contiguous array (N, C, …) of the working precision, checked: real, finite, not empty, 2 to 5 axes.
 
-    `first` is the number of the first image, or of each, for messages about a part of a larger set.
+    `first` is the index of the first image, or of each image, for messages about a part of a larger set.
     """
     if isinstance(X, CheckedImages):
         if X.dtype == dtype:
             return to_cupy(X.array, name) if on_gpu else np.ascontiguousarray(X.array)
-        X = X.array  # of another precision, in which a pixel may be out of range
+        X = X.array  # to another precision, in which a pixel may be out of range
     X = known_array(X, name)
     a: Any = as_real(to_cupy(X, name) if on_gpu and kind(X) in ("cupy", "torch") else to_numpy(X, name), name)
     a = to_cupy(a, name) if on_gpu else a

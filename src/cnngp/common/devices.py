@@ -1,4 +1,4 @@
-"""Devices: which one "auto" stands for, and what a card says of itself. Engines aside, only this file asks a card."""
+"""Devices: the choice behind "auto", and the properties of GPUs. Apart from engines, only this file queries a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ActualDevice = Literal["cpu", "cuda"]
 
 
 class EngineError(RuntimeError):
-    """The card cannot be used."""
+    """Error for a GPU that cannot be used."""
 
 
 def check_device(device: object, whose: str = "") -> None:
@@ -24,7 +24,7 @@ def check_device(device: object, whose: str = "") -> None:
 
 
 def actual_device(device: Device) -> ActualDevice:
-    """The device that this one stands for here; `EngineError` for "cuda" where there is no card."""
+    """Resolve "auto" to "cuda" if there is a GPU, else "cpu"; raise `EngineError` for "cuda" without a GPU."""
     if device == "auto":
         return "cuda" if has_card() else "cpu"
     if device == "cuda":
@@ -33,11 +33,11 @@ def actual_device(device: Device) -> ActualDevice:
 
 
 def require_card() -> Any:
-    """CuPy; `EngineError`, with what to do, where it or a card is missing."""
+    """Return CuPy, or raise `EngineError` with a remedy if CuPy or a GPU is missing."""
     cupy = _cupy()
     try:
         found = cupy.cuda.runtime.getDeviceCount()
-    except Exception as error:  # CuPy raises its own types for missing drivers, libraries and cards
+    except Exception as error:  # CuPy raises its own types for missing drivers, libraries and GPUs
         raise EngineError(f"device='cuda': no usable NVIDIA GPU ({error}); use device='cpu'") from None
     if not found:
         raise EngineError("device='cuda': no NVIDIA GPU was found; use device='cpu'")
@@ -53,12 +53,12 @@ def has_card() -> bool:
 
 
 def array_module(device: ActualDevice) -> Any:
-    """The library that computes there: NumPy, or CuPy for the card."""
+    """Return the array library of a device: NumPy, or CuPy for a GPU."""
     return np if device == "cpu" else require_card()
 
 
 def output_on(device: ActualDevice) -> Output:
-    """The kind of array that stays on the device."""
+    """Return the kind of array that lives on the device."""
     return "cupy" if device == "cuda" else "numpy"
 
 
@@ -67,29 +67,29 @@ def card_count() -> int:
 
 
 def card(number: int) -> AbstractContextManager[Any]:
-    """Makes this card the current one."""
+    """Context manager that makes this GPU the current one."""
     chosen: AbstractContextManager[Any] = _cupy().cuda.Device(number)
     return chosen
 
 
 def card_name() -> str:
-    """Name of the first card, such as "NVIDIA H200"."""
+    """Name of the first GPU, such as "NVIDIA H200"."""
     return str(_cupy().cuda.runtime.getDeviceProperties(0)["name"].decode())
 
 
 def card_memory() -> tuple[int, int]:
-    """Bytes of the current card: those that the driver has free, and all."""
+    """Memory of the current GPU in bytes: (free according to the driver, total)."""
     free, total = _cupy().cuda.runtime.memGetInfo()
     return int(free), int(total)
 
 
 def pooled_memory() -> int:
-    """Bytes of the current card that CuPy holds and does not use."""
+    """Bytes on the current GPU that CuPy's pool holds without using them."""
     return int(_cupy().get_default_memory_pool().free_bytes())
 
 
 def release_pooled_memory() -> None:
-    """Give back what CuPy holds and does not use, for other libraries and processes."""
+    """Release the unused memory of CuPy's pool to other libraries and processes."""
     _cupy().get_default_memory_pool().free_all_blocks()
 
 

@@ -1,4 +1,4 @@
-"""Figures, opened and saved: the one place that imports matplotlib, without pyplot, so nothing global is touched."""
+"""Creating and saving figures, with matplotlib imported at first use and without pyplot, which has global state."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from .optional import need
 
 
 class PlotsUnavailable(ImportError):
-    """matplotlib is not installed."""
+    """Error raised if matplotlib is not installed."""
 
 
 def need_matplotlib() -> Any:
-    """matplotlib, or one line that names the extra."""
+    """Return matplotlib, or raise `PlotsUnavailable` with the extra that installs it."""
     need("matplotlib.figure", "a figure", PlotsUnavailable)
     return need("matplotlib", "a figure", PlotsUnavailable)
 
 
 def bare_figure(width: float, height: float, **options: Any) -> Any:
-    """A matplotlib figure of this size in inches, without axes; it needs no display."""
+    """Return a matplotlib figure of this size in inches, without axes; it needs no display."""
     return need_matplotlib().figure.Figure(figsize=(width, height), layout="constrained", **options)
 
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **subplots: Any) -> tuple[Any, Any]:
-    """A figure in our style and its axes: one, a row or column of them, or (rows, columns)."""
+    """Return a figure in the package's style and its axes: one, a row or column of them, or (rows, columns)."""
     figure = bare_figure(width, height, dpi=130)
     axes = figure.subplots(rows, columns, **subplots)
     for a in np.atleast_1d(axes).flat:
@@ -38,7 +38,7 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **s
 
 
 def save_figure(figure: Any, folder: Path, name: str) -> list[Path]:
-    """NAME.png and NAME.svg, written at once each; the same figure gives the same bytes."""
+    """Write NAME.png and NAME.svg, each atomically; the same figure gives the same bytes."""
     paths = []
     with need_matplotlib().rc_context({"svg.hashsalt": "cnngp", "svg.fonttype": "path"}):
         for suffix in ("png", "svg"):

@@ -1,7 +1,7 @@
-"""Files: atomic writing, the models and checkpoints that we save, the user's cache, and which files are regular.
+"""Files: atomic writes, the format of saved models and checkpoints, locks, the user's cache, checks of regular files.
 
 A model, or the checkpoint of a solve, is a zip of plain arrays and a JSON header, with a checksum over all of it and
-without pickle. Reading one runs no code, and a file that is cut short, altered or of another kind is refused before
+without pickle. Reading one runs no code, and a file that is truncated, altered or of another kind is rejected before
 anything is built from it.
 """
 
@@ -38,33 +38,33 @@ log = logging.getLogger("cnngp")
 LockState = Literal["locked", "taken", "no locks"]
 
 _POLL_SECONDS = 0.2
-# What systems answer where the file system has no locks, such as some network mounts.
+# Error codes of file systems without locks, such as some network mounts.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 _open: set[int] = set()
-"""Files that this process has open to lock them."""
+"""Descriptors of the files that this process has opened to lock them."""
 
 FORMAT = 1
-# The part of fixed length before each member of a zip.
+# Length of the fixed part of the header before each member of a zip.
 _LOCAL_HEADER = 30
-# Nothing takes so long to write: where there are no locks, what is older was left by a process that was killed.
+# No write takes this long: without locks, an older temporary file was left by a killed process.
 _LEFT_SECONDS = 3600.0
-# A part of the names of files that are being written, which no other files have.
+# Random part of the name of a temporary file, so that no other file matches the pattern.
 _TOKEN_BYTES = 8
 _TOKEN = "[0-9a-f]" * (2 * _TOKEN_BYTES)
 _HEADER = "header.json"
 _CHECKSUM = "sha256"
-# What files of /proc and /sys are said to hold; a look at the size is quicker than one at the whole path.
+# Reported sizes of files in /proc and /sys; checking the size first is quicker than resolving the whole path.
 _MADE_UP = (0, 4096)
 
 
 def user_cache() -> Path:
-    """The package's folder for what it can make again; `RuntimeError` for a user without a home."""
+    """Return the package's cache folder; `RuntimeError` for a user without a home."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cnngp"
 
 
 def check_regular(path: Path) -> None:
-    """Refuse what is not a file with content of its own: a pipe, a device or one of /proc may wait for ever."""
+    """Raise `DatasetError` unless `path` is a regular file: reading a pipe, a device or /proc could block forever."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -77,16 +77,16 @@ def check_regular(path: Path) -> None:
 
 
 def is_of_the_system(path: Path) -> bool:
-    """Whether it is in a folder whose files the kernel of the operating system makes up when they are read."""
+    """True for a file in /proc or /sys, whose content the operating system generates when it is read."""
     return path.resolve().parts[:2] in (("/", "proc"), ("/", "sys"))
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write in the place of `path`: readers see the old content or the new, never a part of it.
+    """Open a file that atomically replaces `path`: readers see the old content or the new, never a part of it.
 
-    It is written beside `path` under a random name, takes over the mode of the file that it replaces, and is on the
-    disk before it takes its name. What a killed process left of such a file is removed first.
+    It is written beside `path` under a random name, takes the mode of the file that it replaces, and is synced to disk
+    before it is renamed. Temporary files that killed processes left are removed first.
     """
     _sweep(path)
     descriptor, temporary = _temporary(path)
@@ -104,25 +104,25 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: Path, content: bytes | str) -> None:
-    """A whole file, text as UTF-8, in a folder that is made where there is none; see `replacing`."""
+    """Write a whole file atomically (see `replacing`), text as UTF-8; make its folder if needed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 def _temporary(path: Path) -> tuple[int, Path]:
-    """A new file beside `path`, locked so that no other process takes it for one that was left behind."""
+    """Create a temporary file beside `path`, locked so that no other process removes it as a leftover."""
     while True:
         temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(_TOKEN_BYTES)}.part")
         descriptor = open_file(temporary, new=True)
         try_lock(descriptor)
-        if temporary.exists():  # not swept between the two
+        if temporary.exists():  # another process may have swept it before it was locked
             return descriptor, temporary
         close_file(descriptor)
 
 
 def _sweep(path: Path) -> None:
-    """Remove what killed processes left; what is locked, or new where there are no locks, is being written."""
+    """Remove temporary files of killed processes; a locked one, or a recent one without locks, is still in use."""
     for left in path.parent.glob(f".{glob.escape(path.name[:100])}.{_TOKEN}.part"):
         with suppress(OSError):
             descriptor = open_file(left)
@@ -135,8 +135,8 @@ def _sweep(path: Path) -> None:
 
 
 def write(path: str | Path, header: dict[str, Any], arrays: dict[str, NDArray[Any]], what: str = "model") -> None:
-    """Write a model or a checkpoint, which `read` reads."""
-    path = Path(path).resolve()  # of a link, what it points to
+    """Write a model or a checkpoint for `read`."""
+    path = Path(path).resolve()  # a link is followed to its target
     if not path.parent.is_dir():
         raise ModelFileError(f"{path.parent}: no such folder to save {path.name} in")
     if path.exists() and not path.is_file():
@@ -155,7 +155,7 @@ def write(path: str | Path, header: dict[str, Any], arrays: dict[str, NDArray[An
 
 
 def read(path: str | Path, what: str = "model") -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """The header and the arrays that `write` wrote, after checking them."""
+    """Read and check the header and the arrays that `write` wrote."""
     path = Path(path)
     try:
         if not path.is_file():
@@ -193,7 +193,7 @@ def read(path: str | Path, what: str = "model") -> tuple[dict[str, Any], dict[st
 
 
 def _is_plain(file: zipfile.ZipFile) -> bool:
-    """Whether its members are stored one after the other: compressed or overlapping ones could take any memory."""
+    """True if the members are uncompressed and do not overlap: others could expand to any amount of memory."""
     end, names = 0, set()
     for info in sorted(file.infolist(), key=lambda i: i.header_offset):
         stored = info.compress_type == zipfile.ZIP_STORED and info.compress_size == info.file_size
@@ -205,9 +205,9 @@ def _is_plain(file: zipfile.ZipFile) -> bool:
 
 
 def packed(upper: NDArray[np.float64], diagonal: NDArray[np.float64], dtype: str) -> NDArray[Any]:
-    """A symmetric matrix by rows from the diagonal on, in `dtype` where that loses nothing, else in float64.
+    """Pack a symmetric matrix: its rows from the diagonal on, in `dtype` if that is lossless, else in float64.
 
-    Only what stands above the diagonal of `upper` is read.
+    Only the entries above the diagonal of `upper` are read.
     """
     n, i = len(upper), np.arange(len(upper))
     entries = upper[~np.tri(n, k=-1, dtype=bool)]
@@ -217,7 +217,7 @@ def packed(upper: NDArray[np.float64], diagonal: NDArray[np.float64], dtype: str
 
 
 def unpacked(entries: NDArray[Any], n: int) -> NDArray[np.float64]:
-    """The whole symmetric matrix again, in float64."""
+    """Undo `packed`: the full symmetric matrix in float64."""
     if entries.shape != (n * (n + 1) // 2,):
         raise ValueError(f"{entries.shape} kernel entries for {n} images")
     A, there = np.empty((n, n)), ~np.tri(n, k=-1, dtype=bool)
@@ -226,14 +226,14 @@ def unpacked(entries: NDArray[Any], n: int) -> NDArray[np.float64]:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers as Python's."""
+    """Convert a NumPy scalar to a Python number."""
     if isinstance(value, np.generic):
         return value.item()
     raise ModelFileError(f"{value!r} cannot be saved; use plain numbers and text")
 
 
 def _array(data: bytes) -> NDArray[Any]:
-    """An array in NumPy's format. It must be as long as it says: no memory is taken for what is not there."""
+    """Parse an array in NumPy's format. Its length must match its header: no memory is allocated for missing data."""
     file = io.BytesIO(data)
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0)):
@@ -244,7 +244,7 @@ def _array(data: bytes) -> NDArray[Any]:
         raise ValueError("Python objects")
     rest = data[file.tell() :]
     entries = math.prod(shape)
-    if not dtype.itemsize and entries:  # text of no length, of which NumPy would make some
+    if not dtype.itemsize and entries:  # strings of length 0, for which NumPy would allocate a character each
         raise ValueError(f"{entries:,} entries of type {dtype} in no bytes")
     if len(rest) != entries * dtype.itemsize or any(n < 0 for n in shape):
         raise ValueError(f"{len(rest):,} bytes for an array of shape {shape} and type {dtype}")
@@ -265,12 +265,12 @@ def _digest(members: dict[str, bytes]) -> str:
 
 @contextmanager
 def exclusive(path: Path, what: str) -> Iterator[bool]:
-    """Hold the lock file `path`, which is made where it is not there; wait, and say so, while another process has it.
+    """Hold the lock file `path`, made if missing; wait, with a warning, while another process holds it.
 
-    The operating system holds the lock for an open file, so a killed process leaves none. A forked child has the open
-    file too and would keep the lock of its dead parent: it closes the file at once. Where the file system has no locks
-    the work goes on without: tiles are written whole and are the same from every process, so two that fill one store
-    only do some tiles twice. Gives whether the lock is held.
+    The operating system ties the lock to an open file, so a killed process leaves none. A forked child inherits the
+    open file and would keep the lock of its dead parent, so it closes the file at once. On a file system without locks
+    the work goes on unlocked: tiles are written whole and are the same from every process, so two processes that fill
+    one store only compute some tiles twice. Yields True if the lock is held.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, told = open_file(path), False
@@ -289,7 +289,7 @@ def exclusive(path: Path, what: str) -> Iterator[bool]:
 
 
 def open_file(path: Path, new: bool = False) -> int:
-    """A file to lock, made where it is not there. Links are not followed: what they point to is somebody else's."""
+    """Open a file to lock, made if missing. Links are not followed, because they may lead to another user's file."""
     flags = os.O_RDWR | os.O_CREAT | (os.O_EXCL if new else 0) | os.O_NOFOLLOW
     descriptor = os.open(path, flags, 0o666)
     found = os.fstat(descriptor)
@@ -301,14 +301,14 @@ def open_file(path: Path, new: bool = False) -> int:
 
 
 def close_file(descriptor: int) -> None:
-    """Close it, and so let go of its lock; in a forked child it is closed already, and the number may be another's."""
+    """Close a file and so release its lock. A forked child has closed it already and may have reused the descriptor."""
     if descriptor in _open:
         _open.remove(descriptor)
         os.close(descriptor)
 
 
 def try_lock(descriptor: int) -> LockState:
-    """Take the lock of an open file, without waiting."""
+    """Try to lock an open file, without waiting."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -321,11 +321,11 @@ def try_lock(descriptor: int) -> LockState:
 
 
 def _sign(descriptor: int) -> None:
-    """Write who holds the lock, unless the file says something that is not ours."""
+    """Write into the lock file which process holds it, unless the file has other content."""
     os.lseek(descriptor, 0, os.SEEK_SET)
     if os.read(descriptor, 1) not in (b"", b"{"):
         return
-    with suppress(OSError):  # a full disk: the lock holds without its note
+    with suppress(OSError):  # a full disk, say: the lock is valid without its note
         os.ftruncate(descriptor, 0)
         os.lseek(descriptor, 0, os.SEEK_SET)
         os.write(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode())

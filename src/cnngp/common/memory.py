@@ -1,4 +1,4 @@
-"""Free memory, so that what cannot fit is refused before hours of work and not after."""
+"""Free memory, checked so that work that cannot fit fails at the start and not after hours."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def available(device: ActualDevice = "cpu") -> int | None:
-    """Bytes that can be allocated here; None where the system does not say."""
+    """Bytes that can be allocated on a device; None if the system does not report them."""
     if device == "cuda":
         return card_memory()[0] + pooled_memory()
     known = []
     with suppress(OSError, ValueError, KeyError):
         found = dict(line.split(":") for line in _MEMINFO.read_text().splitlines())
         known.append(int(found["MemAvailable"].split()[0]) * 1024)
-    with suppress(OSError, ValueError):  # a container: page cache that can be dropped does not count as used
+    with suppress(OSError, ValueError):  # a container, in which reclaimable page cache does not count as used
         limit = int((_CGROUP / "memory.max").read_text())
         used = int((_CGROUP / "memory.current").read_text())
         stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
@@ -28,7 +28,7 @@ def available(device: ActualDevice = "cpu") -> int | None:
 
 
 def require(bytes_needed: int, what: str, device: ActualDevice = "cpu") -> None:
-    """`MemoryError` with the size needed and what to do, unless it fits."""
+    """Raise `MemoryError` with the size needed and a remedy, unless it fits."""
     free = available(device)
     if free is not None and bytes_needed > free:
         where = "the card" if device == "cuda" else "this machine"
@@ -39,7 +39,7 @@ def require(bytes_needed: int, what: str, device: ActualDevice = "cpu") -> None:
 
 
 def size(n: int) -> str:
-    """Bytes for people: 4.8 GB."""
+    """Format a number of bytes: 4.8 GB."""
     amount, unit = float(n), "bytes"
     for unit in ("bytes", "kB", "MB", "GB", "TB"):
         if amount < 1000 or unit == "TB":

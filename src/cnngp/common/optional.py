@@ -1,4 +1,4 @@
-"""Imports at first use: optional packages, each with the extra that installs it, and the names of our own packages."""
+"""Lazy imports: optional packages, each with the extra that installs it, and the names of the package's own modules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Each module with its name in a sentence and the extra of cnngp that installs it.
+# For each module, its name in messages and the extra of cnngp that installs it.
 _PACKAGES = {
     "cupy": ("CuPy", "cuda"),
     "distributed": ("dask.distributed", "dask"),
@@ -22,7 +22,7 @@ _PACKAGES = {
 
 
 def need(module: str, what: str, error: type[Exception] = ImportError) -> Any:
-    """The module, or one line that says what needs it and how to install it."""
+    """Import a module, or raise `error` with what needs it and how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -31,7 +31,8 @@ def need(module: str, what: str, error: type[Exception] = ImportError) -> Any:
 
 
 def install_command(package: str) -> str:
-    """
+    """Return the command that installs an optional package.
+
     >>> install_command("optuna")
     'pip install "cnngp[search]"'
     """
@@ -39,10 +40,10 @@ def install_command(package: str) -> str:
 
 
 def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package, from the imports in the stub beside its `__init__.py`.
+    """Return `__getattr__`, `__dir__` and `__all__` of a package, from the imports in the stub next to `__init__.py`.
 
-    A stub has lines such as `from .network import Conv as Conv`, which type checkers read too; a name may be a module.
-    Those imported from the package itself, its own modules, are found but are not in `__all__`.
+    The stub has lines such as `from .network import Conv as Conv`, which type checkers read too; a name may be a
+    module. Names imported from the package itself, its own modules, are found but are not in `__all__`.
     """
     where: dict[str, str] = {}
     for statement in ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8")).body:

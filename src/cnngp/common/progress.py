@@ -1,4 +1,4 @@
-"""The one progress bar: on a terminal or in a notebook, after a second, with the rate and the time left."""
+"""Progress bar for terminals and notebooks, shown after a second, with the rate and the time left."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def progress_bar(
     delay: float = 1.0,
     keep: bool = False,
 ) -> Iterator[Any]:
-    """A tqdm bar labelled `what`, that counts `unit`s from `done` to `total`; `keep` leaves it on the screen.
+    """A tqdm bar labelled `what` that counts `unit`s from `done` to `total`; `keep` leaves it on the screen.
 
-    It is drawn anew every second, also while a single step takes longer. Where no bar is shown (`wanted=False`, no
-    terminal, inside `hidden`), its methods do nothing.
+    It is redrawn every second, even while a single step takes longer. If no bar is shown (`wanted=False`, no terminal,
+    inside `hidden`), its methods do nothing.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a notebook without widgets gets a bar of characters
+        warnings.simplefilter("ignore")  # a notebook without widgets gets a text bar
         from tqdm.auto import tqdm
 
     only_on_terminals = False if "ipykernel" in sys.modules else None
@@ -66,7 +66,7 @@ def progress_bar(
 
 @contextmanager
 def hidden() -> Iterator[None]:
-    """No bars inside, as `--quiet` wants it."""
+    """Context manager that hides all progress bars, for `--quiet`."""
     token = _hidden.set(True)
     try:
         yield
@@ -75,13 +75,13 @@ def hidden() -> Iterator[None]:
 
 
 def beside_bars(stream: Any) -> AbstractContextManager[Any]:
-    """For a line of text while there are bars: they are taken away before it, and drawn again below."""
+    """Context manager for printing a line while bars are shown: it clears them and redraws them below."""
     std = sys.modules.get("tqdm.std")
     return nullcontext() if std is None else std.tqdm.external_write_mode(stream)
 
 
 def duration(seconds: float) -> str:
-    """A time for people: 3.21 s, 43.0 s, 4 min, 3 h 40 min."""
+    """Format a duration: 3.21 s, 43.0 s, 4 min, 3 h 40 min."""
     if seconds < 100:
         return f"{seconds:.1f} s" if seconds >= 10 else f"{seconds:.2f} s"
     minutes = round(seconds / 60)

@@ -1,4 +1,4 @@
-"""Text for people: printable names, shares with their intervals, aligned columns, CSV files that can be read back."""
+"""Text output: printable names, percentages with their intervals, aligned columns, CSV files that can be read back."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ if TYPE_CHECKING:  # describing a network imports no NumPy
 
     Floats: TypeAlias = NDArray[np.float64]
 
-# Control characters, line separators, marks that turn the direction of writing, and the lone surrogates by which Python
-# stands for bytes of a file name that are not UTF-8.
+# Control characters, line separators, marks of the writing direction, and the lone surrogates that Python uses for
+# bytes of a file name that are not UTF-8.
 _INVISIBLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
-# A backslash that would read like one of their numbers.
+# A backslash that would read like one of their escapes.
 _AMBIGUOUS = re.compile(r"\\(?=x[0-9a-f]{2}|u[0-9a-f]{4})")
 _ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})")
 _BYTES = 0xDC00
-"""Where Python puts the bytes of a file name that are not UTF-8."""
-# What a spreadsheet would compute, with the marks that say it is text; numbers stay numbers.
+"""Code point that Python adds to a byte of a file name that is not UTF-8."""
+# Text that a spreadsheet would compute, after any apostrophes that mark it as text; numbers stay numbers.
 _FORMULA = re.compile(r"'*[=+\-@]")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _MARKED = re.compile(r"'+[=+\-@]")
 _DELIMITERS = ",;\t"
-# Below so many images the digits of a share mean little, and its interval is told beside it.
+# With fewer images than this, a percentage has few meaningful digits and is shown with its interval.
 _FEW = 1000
 
 
 def printable(text: str) -> str:
-    r"""Text on one line, in characters that every reader shows; the others by their numbers, which `original` undoes.
+    r"""Text on one line with invisible characters escaped, which `original` undoes.
 
     >>> print(printable("line\rfeed"), printable("caf\udce9.png"), printable("naïve"))
     line\x0dfeed caf\xe9.png naïve
@@ -44,7 +44,7 @@ def printable(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    r"""`printable` for text that may hold such numbers already: they stay, and nothing can be undone.
+    r"""Like `printable`, for text that may already hold escapes: they stay as they are, so it cannot be undone.
 
     >>> print(visible(visible("line\rfeed")))
     line\x0dfeed
@@ -53,7 +53,7 @@ def visible(text: str) -> str:
 
 
 def original(text: str) -> str:
-    r"""The text that `printable` was given.
+    r"""Undo `printable`.
 
     >>> original(printable("caf\udce9\r.png")) == "caf\udce9\r.png"
     True
@@ -78,7 +78,7 @@ def _character_of(found: re.Match[str]) -> str:
 
 
 def percent(share: float, digits: int = 0) -> str:
-    """A share for people.
+    """Format a share as a percentage.
 
     >>> percent(0.5417), percent(0.0084, 2)
     ('54 %', '0.84 %')
@@ -87,7 +87,7 @@ def percent(share: float, digits: int = 0) -> str:
 
 
 def wilson(share: Floats, count: NDArray[Any], z: float = 1.96) -> tuple[Floats, Floats]:
-    """Wilson's interval of a share of `count` images, by default of 95 %: wide where there are few, never without it.
+    """Wilson interval for a share of `count` images, 95 % by default; it always contains the share.
 
     >>> import numpy as np
     >>> low, high = wilson(np.array([0.5]), np.array([100]))
@@ -98,12 +98,12 @@ def wilson(share: Floats, count: NDArray[Any], z: float = 1.96) -> tuple[Floats,
 
     centre = (share + z**2 / (2 * count)) / (1 + z**2 / count)
     half = z / (1 + z**2 / count) * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
-    # Rounding must make no share of −0 %, and none outside of its own interval.
+    # Rounding must not give −0 %, or an interval that excludes the share.
     return np.clip(centre - half, 0.0, share), np.clip(centre + half, share, 1.0)
 
 
 def share_for_people(share: float, count: int) -> tuple[str, str]:
-    """A share of `count` images in as many digits as it has, and a remark on how sure it is where there are few.
+    """Percentage of `count` images with its meaningful digits, and a remark with its interval if `count` is small.
 
     >>> share_for_people(13 / 24, 24)
     ('54 %', '13 of 24, likely 35 % to 72 %')
@@ -123,7 +123,7 @@ def share_for_people(share: float, count: int) -> tuple[str, str]:
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> str:
-    """Columns of equal width, two spaces apart; those numbered in `right` to the right.
+    """Align the cells of rows in columns two spaces apart; columns whose numbers are in `right` are right-aligned.
 
     >>> print(aligned([("network", "pairs"), ("cnn", "4,950")], right=[1]))
     network  pairs
@@ -143,9 +143,9 @@ def aligned(rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> str:
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    r"""A table as CSV in which every name is printable text, whatever it holds, and no cell is a formula.
+    r"""Format a table as CSV in which every cell is printable text and none is a formula.
 
-    A cell that a spreadsheet would compute begins with an apostrophe; `csv_cell` gives the text again.
+    A cell that a spreadsheet would compute gets a leading apostrophe; `csv_cell` recovers the text.
 
     >>> csv_text(["name", "given"], [["=1+1.png", -1]])
     "name,given\n'=1+1.png,-1\n"
@@ -155,11 +155,11 @@ def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     writer.writerow(columns)
     writer.writerows([_safe(printable(str(cell))) for cell in row] for row in rows)
     text = out.getvalue()
-    return text if text.isascii() else "\ufeff" + text  # by which Excel knows that it is UTF-8
+    return text if text.isascii() else "\ufeff" + text  # tells Excel that the file is UTF-8
 
 
 def csv_cell(text: str) -> str:
-    r"""The text of a cell that `csv_text` wrote.
+    r"""Recover the text of a cell that `csv_text` wrote.
 
     >>> csv_cell("'=1+1.png"), csv_cell("-1")
     ('=1+1.png', '-1')
@@ -172,9 +172,9 @@ def _safe(text: str) -> str:
 
 
 def read_csv(path: Path) -> tuple[list[str], list[list[str]]]:
-    """The heads and the rows of a table in UTF-8 with commas, semicolons or tabs between its cells.
+    """Read the header and the rows of a UTF-8 table separated by commas, semicolons or tabs.
 
-    Empty lines are left out, short ones filled up; cells are as in the file.
+    Empty lines are skipped and short ones padded; cells are as in the file.
     """
     from .files import check_regular  # needs NumPy
 

@@ -1,4 +1,4 @@
-"""A kernel matrix in tiles, and their distribution to lanes: to cards, or to engines that fill a store."""
+"""Tiles of a kernel matrix, and their distribution to lanes: several GPUs, or engines that fill a store."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Tell = Callable[[int], Any]
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Row `i` and column `j` of the grid of tiles, and the rows and columns of the matrix that it covers.
+    """The tile at row `i` and column `j` of the grid, and the rows and columns of the matrix that it covers.
 
-    `symmetric` is the whole matrix: there a tile is its own mirror image, or has one that costs nothing.
+    `symmetric` refers to the whole matrix, in which a tile is its own mirror image or has one that costs nothing.
     """
 
     i: int
@@ -32,25 +32,25 @@ class Tile:
 
     @property
     def on_diagonal(self) -> bool:
-        """Whether it is its own mirror image."""
+        """True if the tile is its own mirror image."""
         return self.symmetric and self.i == self.j
 
     @property
     def mirrored(self) -> bool:
-        """Whether the same numbers stand at another place too, transposed."""
+        """True if the transposed tile is another tile of the matrix."""
         return self.symmetric and self.i != self.j
 
     @property
     def pairs(self) -> int:
-        """Kernel evaluations that the tile costs; the mirror image and the diagonal cost none."""
+        """Number of kernel evaluations of the tile; its mirror image and the diagonal cost none."""
         n, m = self.shape
         return n * (n - 1) // 2 if self.on_diagonal else n * m
 
 
 @dataclass(frozen=True)
 class Grid:
-    """An N × M matrix in tiles of `tile` rows and columns. In a symmetric one the tiles below the diagonal are mirror
-    images, so only those with i ≤ j are work.
+    """An N × M matrix in tiles of `tile` rows and columns. In a symmetric matrix the tiles below the diagonal are
+    mirror images, so only those with i ≤ j are computed.
 
     >>> grid = Grid((5, 5), (2, 2), symmetric=True)
     >>> [(t.i, t.j, t.pairs) for t in grid]
@@ -65,7 +65,7 @@ class Grid:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Tiles along each axis."""
+        """Number of tiles along each axis."""
         return -(-self.shape[0] // self.tile[0]), -(-self.shape[1] // self.tile[1])
 
     @property
@@ -78,7 +78,7 @@ class Grid:
         return a * (a + 1) // 2 if self.symmetric else a * b
 
     def __iter__(self) -> Iterator[Tile]:
-        """Row by row, so that the images of a row of tiles are read once."""
+        """Iterate row by row, so that the images of a row of tiles are read once."""
         a, b = self.counts
         for i in range(a):
             for j in range(i if self.symmetric else 0, b):
@@ -90,11 +90,11 @@ class Grid:
         return Tile(i, j, rows, columns, self.symmetric)
 
     def chunks_of(self, i: int, j: int) -> tuple[tuple[int, int], ...]:
-        """The places where the numbers of tile (i, j) stand: itself and its mirror image."""
+        """Positions of the chunks that hold the entries of tile (i, j): the tile itself and its mirror image."""
         return ((i, j), (j, i)) if self.symmetric and i != j else ((i, j),)
 
     def cut_by_growth(self, shape: tuple[int, int]) -> list[tuple[int, int]]:
-        """Chunks at the edge that do not cover what their place holds once the matrix has grown to `shape`."""
+        """Chunks at the edge that become incomplete when the matrix grows to `shape`."""
         a, b = self.counts
         cut = set()
         if shape[0] > self.shape[0] and self.shape[0] % self.tile[0]:
@@ -110,10 +110,10 @@ def share(
     run: Callable[[L, Iterator[Tile], Tell], None],
     advance: Tell | None,
 ) -> None:
-    """Give each lane the next tile when it has room: `run` computes those that it takes from the iterator.
+    """Distribute tiles to lanes: each `run` takes the next tile from a shared iterator when it has room.
 
-    Several lanes run in threads of their own. An error in one, or Ctrl-C, ends them all: none gets another tile, and
-    one that tells of its progress ends in the middle of its tile.
+    Several lanes run in threads of their own. An error in one, or Ctrl-C, ends all of them: none gets another tile, and
+    a lane that reports progress stops in the middle of its tile.
     """
     advance = advance or (lambda pairs: None)
     if len(lanes) == 1:
@@ -127,7 +127,7 @@ def share(
 
     def tell(pairs: int) -> None:
         if closed.is_set():
-            raise RuntimeError("stopped")  # the lane that failed is the one to be heard
+            raise RuntimeError("stopped")  # `share` raises the error of the lane that failed
         with telling:
             advance(pairs)
 

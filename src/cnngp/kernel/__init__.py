@@ -1,4 +1,4 @@
-"""Kernels: a network becomes a program, and engines run the program on pairs of images."""
+"""Kernels: a network is compiled to a program, which engines run on pairs of images."""
 
 from .kernel import Kernel
 

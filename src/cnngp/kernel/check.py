@@ -1,25 +1,25 @@
-"""Kernels that check themselves on images of the user's own: an engine against the float64 reference, and a card's
-gradient against the CPU's.
+"""Self-checks of kernels on the user's own images: an engine against the float64 reference, and a GPU's gradient
+against the CPU's.
 
-Two images are compared the first time that a network meets a shape of images on an engine; the certificate of a fit
-makes the same comparison (`compare`).
+Two images are compared at the first use of each network, image shape and engine; the certificate of a fit makes the
+same comparison (`compare`).
 
-An engine is off by `documented_bound`: 1e-6 in float32 and 1e-12 in float64. Some networks make more of rounding:
-Step and the ReLU's slope are like a square root at correlation one, Erf and tanh grow steep with the variance, Sin
-and Cos take its exponential. Where an engine is further off, how much more is measured: the reference runs again with
-every covariance K(x, z) made smaller by a unit in the last place after every layer, in the worst direction. Under
-pools, which add covariances of both signs, it runs a third time with all of them moved down, because what is left of
-such a sum may be less than the rounding of its terms. The largest of these is the bound. An engine that is a hundred
-times further off is wrong.
+An engine's error is up to `documented_bound`: 1e-6 in float32 and 1e-12 in float64. Some networks amplify
+rounding: Step and the ReLU's slope behave like a square root at correlation one, Erf and tanh become steep as the
+variance grows, Sin and Cos take its exponential. If an error is larger, the amplification is measured: the reference
+runs again with every covariance K(x, z) made smaller by a unit in the last place after every layer, the worst
+direction. With pools, which add covariances of both signs, it runs a third time with all of them shifted down, because
+such a sum may be smaller than the rounding of its terms. The largest of these is the bound. An engine is wrong if its
+error is a hundred times larger.
 
-A card's gradient is compared with the CPU's in float64. It is off by 1e-5 in float32 and 1e-10 in float64. A derivative
-is judged by its own size, and a small one by a thousandth of the largest. Some are known less well, such as those by a
-bias of 0 where two patches have correlation one: how much less is measured by how far the CPU's own gradient in float32
-is off. What rounding moves goes at worst with the square root of the unit in the last place, which says what to expect
-of float64.
+A GPU's gradient is compared with the CPU's in float64. Its error is up to 1e-5 in float32 and 1e-10 in float64,
+relative to each derivative, or for a small one to a thousandth of the largest. Some derivatives are less accurate, such
+as those by a bias of 0 where two patches have correlation one; the error of the CPU's own float32 gradient shows by how
+much. Effects of rounding scale at worst with the square root of the unit in the last place, which gives the bound for
+float64.
 
-Verdicts are kept as small files of JSON in CNNGP_CACHE or else in the user's cache folder, each known by the network,
-the shape of the images, the engine and the code.
+Verdicts are cached as small JSON files in CNNGP_CACHE, or else in the user's cache folder, keyed by the network, the
+shape of the images, the engine and the code.
 """
 
 from __future__ import annotations
@@ -53,28 +53,28 @@ from .program import Kind
 Array = NDArray[np.float64]
 
 FAR = 100.0
-"""How many times further off than the bound is wrong."""
+"""An error of this many times the bound is wrong."""
 SIDES = (math.inf, 48, 32, 16, 8, 4, 3, 2, 1)
-"""What the sides of the images may be cropped to."""
+"""Sides to which the images may be cropped."""
 TIMES = 16
-"""How many times the affordable locations an image may have where the network does not fit into fewer."""
+"""Largest number of locations, in multiples of the affordable one, for a network that needs larger images."""
 LOOKED_AT = 64
-"""Of this many images the two with the most to show are taken."""
+"""The two images compared are chosen among this many."""
 
 _DOCUMENTED, _DOCUMENTED_GRADIENT = {4: 1e-6, 8: 1e-12}, {4: 1e-5, 8: 1e-10}
-# The reference rounds correlations as well: by a unit each in two roots, their product and the quotient.
+# The reference rounds correlations too: by one unit each in two roots, their product and the quotient.
 _OWN_ROUNDING = 4 * float(np.finfo(np.float64).eps)
 # From this many nonlinearities and pools on, the bound grows with their number.
 _DEEP = 150
-# How exact the reference's own quadrature of an Elementwise is: with a known kink, with the jump of the slope that the
-# tangent kernel takes, and of a function that may have any.
+# Accuracy of the reference's quadrature for an Elementwise: with a known kink, with a jump of the slope that the
+# tangent kernel needs, and for a bare function, which may have either.
 _WITH_KINK, _WITH_JUMP, _BARE = 1e-5, 3e-3, 1e-3
-# ∂L/∂K of two images: all of one sign, so that little cancels, and none like another.
+# ∂L/∂K of two images: all positive, so that little cancels, and all different.
 _WEIGHTS = np.array([[1.0, 0.75], [0.5, 1.25]])
 
 
 class WrongKernelError(RuntimeError):
-    """An engine gives other numbers than the reference, by far more than rounding explains.
+    """Error for an engine whose result differs from the reference by far more than rounding explains.
 
     >>> from cnngp import Dense, Kernel, WrongKernelError
     >>> try:
@@ -86,10 +86,10 @@ class WrongKernelError(RuntimeError):
 
 @dataclass(frozen=True)
 class Verdict:
-    """How far an engine and the float64 reference are apart.
+    """Result of a comparison between an engine and the float64 reference.
 
-    `error` is max|K − R|/max|R| over pairs and diagonal, None where the reference is too slow to be asked; `bound` is
-    what rounding explains. Where whole images would have taken too long, `crop` is the size that they were cropped to.
+    `error` is max|K − R|/max|R| over pairs and diagonal, None if the reference is too slow to run; `bound` is the error
+    that rounding explains. If whole images would have taken too long, `crop` is the size to which they were cropped.
     """
 
     error: float | None
@@ -108,9 +108,9 @@ class Verdict:
 
 
 def remembered(network: Network, known_by: tuple[Any, ...], compare: Callable[[], Verdict | None]) -> Verdict | None:
-    """What was found before of this network and what else a verdict is known by, or what is found now.
+    """Return the cached verdict for a network and the other keys `known_by`, or compare now and cache the result.
 
-    A file that is damaged or a place that cannot be written costs a new comparison and nothing else.
+    A damaged file or a folder that cannot be written only costs a new comparison.
     """
     key = hashlib.sha256(repr((network.fingerprint, *known_by, machine_digest(), _code())).encode()).hexdigest()
     with suppress(OSError, ValueError, LookupError, TypeError, RuntimeError):
@@ -118,7 +118,7 @@ def remembered(network: Network, known_by: tuple[Any, ...], compare: Callable[[]
         return Verdict(data["error"], data["bound"], None if data["crop"] is None else tuple(data["crop"]))
     found = compare()
     if found is not None:
-        with suppress(OSError, RuntimeError):  # a place that cannot be written, or a user without a home
+        with suppress(OSError, RuntimeError):  # a folder that cannot be written, or a user without a home
             write_atomically(folder() / f"{key}.json", json.dumps(asdict(found)))
     return found
 
@@ -129,13 +129,13 @@ def folder() -> Path:
 
 @functools.cache
 def _code() -> str:
-    """Changes when a file that numbers depend on does."""
+    """Digest of the source files on which the numbers depend."""
     room = Path(__file__).parents[1]
     return digest_of(room, [*room.glob("kernel/**/*.py"), *room.glob("network/**/*.py")])
 
 
 def documented_bound(network: Network, dtype: np.dtype[Any], kind: Kind = "nngp") -> float:
-    """What max|K − R|/max|R| stays below for networks that rounding does no harm to, such as those of ReLUs."""
+    """Bound of max|K − R|/max|R| for networks that do not amplify rounding, such as ReLU networks."""
     layers = [layer for _, layer in leaves(as_layer(network))]
     depth = sum(isinstance(layer, Nonlinearity | AvgPool | GlobalAvgPool) for layer in layers)
     bound = _DOCUMENTED[dtype.itemsize] * max(1.0, depth / _DEEP)
@@ -148,10 +148,10 @@ def documented_bound(network: Network, dtype: np.dtype[Any], kind: Kind = "nngp"
 
 
 def compare(network: Network, X: Any, K: Any, dtype: np.dtype[Any], kind: Kind = "nngp") -> Verdict | None:
-    """K (n, n) of that kind, computed in `dtype`, with the reference on the images X (n, C, …).
+    """Compare K (n, n) of that kind, computed in `dtype`, with the reference on the images X (n, C, …).
 
-    None where the reference tells nothing: it is zero, or beyond float64. How much rounding explains is measured only
-    where the error is beyond the documented bound.
+    Returns None if the reference is zero or beyond float64, so that there is nothing to compare with. The amplification
+    of rounding is measured only if the error is beyond the documented bound.
     """
     with np.errstate(all="ignore"):
         R = _reference(network, X, kind)
@@ -174,7 +174,7 @@ Rounding = Callable[[Array], Array]
 
 
 def _reference(network: Network, X: Any, kind: Kind, rounding: Rounding = np.asarray) -> Array:
-    """The kernel matrix of the images, with K(x, z), and Θ(x, z), rounded in this way before and after every layer."""
+    """Reference kernel matrix of the images, with `rounding` applied to K(x, z) and Θ(x, z) around every layer."""
     layer = as_layer(network)
     x = to_numpy(X).astype(np.float64)
     first, second = (x[:1], x[1:]) if len(x) == 2 else (x, x)
@@ -193,8 +193,8 @@ def _reference(network: Network, X: Any, kind: Kind, rounding: Rounding = np.asa
 
 
 def _rounded(V: reference.Covariances, rounding: Rounding) -> reference.Covariances:
-    """K(x, z) in this way; under pools also the covariances of two places of one image, of which many have correlation
-    one, such as those of blank places with a bias.
+    """Round K(x, z); with pools also the covariances between two locations of one image, because many of them have
+    correlation one, such as those between blank locations with a bias.
     """
     if not V.full:
         return replace(V, xz=rounding(V.xz))
@@ -217,10 +217,10 @@ def check(
     images: Any,
     kind: Kind = "nngp",
 ) -> Verdict | None:
-    """The verdict on two of these images, (N, C, …); `WrongKernelError` where they are far apart.
+    """Compare an engine with the reference on two of these images, (N, C, …); raise `WrongKernelError` if it is wrong.
 
-    `to_engine` brings images where the engine takes them from. None where these images tell nothing, such as blank
-    ones, or are out of range, which the caller reports for all of them.
+    `to_engine` converts images to the engine's form. Returns None if these images allow no comparison: blank ones, or
+    images out of range, which the caller reports for all of them.
     """
     pair = two_of(to_numpy(images[:LOOKED_AT]))
     shape = _affordable(network, pair.shape[1:])
@@ -249,7 +249,7 @@ def check(
 
 
 def two_of(images: NDArray[Any]) -> NDArray[Any]:
-    """The two images with the most pixels that are not zero; one image goes with its mirror image."""
+    """Return the two images with the most nonzero pixels; a single image is paired with its mirror image."""
     if len(images) == 1:
         return np.concatenate([images, images[..., ::-1]])
     shown = np.count_nonzero(images.reshape(len(images), -1), axis=1)
@@ -257,15 +257,16 @@ def two_of(images: NDArray[Any]) -> NDArray[Any]:
 
 
 def _cropped(images: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """The middle of the images."""
+    """Crop the centre of the images."""
     middle = (slice((n - m) // 2, (n - m) // 2 + m) for n, m in zip(images.shape[2:], shape[1:], strict=True))
     return np.ascontiguousarray(images[(slice(None), slice(None), *middle)])
 
 
 def is_affordable(network: Network, shape: tuple[int, ...], times: int = 1) -> bool:
-    """Whether the reference takes no more than about a second on two images of this shape, (C, …); or so many times it.
+    """True if two images of this shape, (C, …), have at most `times` the locations for about a second of the reference.
 
-    With pools it computes the covariances of every two locations, and behind an Elementwise each by quadrature.
+    With pools the reference computes the covariances of all pairs of locations, and after an Elementwise each of them
+    by quadrature.
     """
     layers = [layer for _, layer in leaves(as_layer(network))]
     functions = [layer.fn for layer in layers if isinstance(layer, Elementwise)]
@@ -274,9 +275,9 @@ def is_affordable(network: Network, shape: tuple[int, ...], times: int = 1) -> b
 
 
 def _affordable(network: Network, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The part of an image that is compared: the largest affordable one, or if the network needs more, the smallest.
+    """Shape of the crop that is compared: the largest affordable one, or the smallest that the network accepts.
 
-    None where that would take far too long.
+    None if even that would take far too long.
     """
     smallest = None
     for side in SIDES:
@@ -304,9 +305,9 @@ def check_gradient(
     to_engine: Callable[[Any], Any],
     images: Any,
 ) -> Verdict | None:
-    """The verdict on two of these images, (N, C, …); `WrongKernelError` where the two engines are far apart.
+    """Compare a GPU's gradient with the CPU's on two of these images, (N, C, …); `WrongKernelError` if it is wrong.
 
-    `on_cpu` is the CPU's gradient in a precision. None where these images tell nothing: blank ones, or out of range.
+    `on_cpu` makes the CPU's engine for a precision. Returns None if the images are blank or out of range.
     """
     pair = two_of(to_numpy(images[:LOOKED_AT]))
     try:
@@ -339,13 +340,13 @@ def check_gradient(
 
 
 def _apart(found: list[Array], expected: list[Array]) -> Array:
-    """How far each derivative is off, as a part of its size or of a thousandth of the largest of its kind."""
+    """Error of each derivative relative to its size, or to a thousandth of the largest of its kind."""
     pairs = zip(found, expected, strict=True)
     return np.concatenate([np.abs(a - b) / np.maximum(np.abs(b), 1e-3 * np.abs(b).max()) for a, b in pairs])
 
 
 def _derivatives(engine: GradientEngine, pair: Any) -> list[Array]:
-    """By parameters and, where the engine has them, by pixels."""
+    """Derivatives by parameters and, if the engine computes them, by pixels."""
     found: Gradient = engine.gradient(pair.reshape(*pair.shape[:2], -1), None, _WEIGHTS)
     numbers = [np.array(list(found.parameters.values()))]
     return numbers if found.of_x is None else [*numbers, found.of_x.ravel()]

@@ -1,4 +1,4 @@
-"""`Kernel`: a network's covariance function on arrays. Checks the input, picks the engine, returns matrices."""
+"""`Kernel`: a network's covariance function on arrays. Checks the input, chooses the engine, returns matrices."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
 
 
 class Kernel:
-    """The covariance function of an infinitely wide network, or its tangent kernel.
+    """Covariance function of an infinitely wide network, or its neural tangent kernel.
 
     `kernel(X)` is the exactly symmetric matrix of one set of images with the exact diagonal, `kernel(X, Z)` the matrix
-    of two sets, `kernel.diag(X)` the diagonal alone. An entry depends on its two images only: it has the same bits
-    whatever the batch, the threads and the order of the arguments (with pools, the order may move the last bits).
+    of two sets, `kernel.diag(X)` the diagonal alone. An entry depends only on its two images: it is bit-identical for
+    any batch, number of threads and order of the arguments (with pools, the order may change the last bits).
 
     Parameters
     ----------
     network : the layers, such as `Sequential(Conv(3), ReLU(), Dense())` or `zoo.resnet(32)`.
     device : "cpu", "cuda", or "auto" for the GPU if there is one.
     dtype : "float32" (relative error about 1e-7) or "float64".
-    threads : CPU threads; by default NUMBA_NUM_THREADS or OMP_NUM_THREADS where set, else every core.
+    threads : CPU threads; by default NUMBA_NUM_THREADS or OMP_NUM_THREADS if set, else every core.
     kind : "nngp" for the kernel of the Gaussian process, the covariance of the network's outputs; "ntk" for the neural
-        tangent kernel, that of their gradients, which describes wide networks trained by gradient descent
-        (docs/ntk.md). `both` gives the two from one pass.
-    check : compare two of the images with the float64 reference before the first matrix of a network, a shape of images
-        and an engine; `WrongKernelError` where they are far apart. It takes a fraction of a second once, and is
-        remembered on disk.
-    symmetry : "flip" for the kernel averaged over left and right, k(x, z) and k(x, mirrored z); "d4" over the eight
-        turns and mirror images of a square.
+        tangent kernel, the covariance of their gradients, which describes wide networks trained by gradient descent
+        (docs/ntk.md). `both` computes the two in one pass.
+    check : compare the kernel of two images with the float64 reference before the first matrix of each network, image
+        shape and engine, and raise `WrongKernelError` if they are far apart. This takes a fraction of a second, and
+        the result is cached on disk.
+    symmetry : "flip" averages the kernel over left and right, k(x, z) and k(x, mirrored z); "d4" averages over the
+        eight rotations and reflections of a square.
 
     >>> import numpy as np
     >>> from cnngp import Conv, Dense, Kernel, ReLU, Sequential
@@ -89,7 +89,7 @@ class Kernel:
         check_symmetry(symmetry)
         self.symmetry: Symmetry | None = symmetry
         self._kept: dict[Hashable, Any] = {}
-        """Engines, each made when first asked for."""
+        """Engines, each made at first use."""
         self._verdicts: dict[tuple[Kind, tuple[int, ...]], Verdict | None] = {}
         self._fingerprint = layer.fingerprint if has_bare_function(layer) else None
 
@@ -102,9 +102,9 @@ class Kernel:
     @overload
     def __call__(self, X: Any, Z: Any = None, *, output: Output, progress: bool = True) -> Any: ...
     def __call__(self, X: Any, Z: Any = None, *, output: Output = "numpy", progress: bool = True) -> Any:
-        """K(X, Z), shape (N, M); K(X, X) with its exact diagonal where Z is not given. Θ where the kind is "ntk".
+        """Compute K(X, Z), shape (N, M), or K(X, X) with its exact diagonal; the tangent kernel Θ if `kind` is "ntk".
 
-        `output` asks for a "numpy", "cupy" or "torch" array. A progress bar appears on a terminal after a second.
+        `output` selects a "numpy", "cupy" or "torch" array. A progress bar appears on a terminal after a second.
         """
         engine, x, z = self._given(X, Z, output, self.kind)
         with progress_bar(_pairs(x, z), "kernel", "pair", wanted=progress) as bar:
@@ -115,7 +115,7 @@ class Kernel:
     def both(
         self, X: Any, Z: Any = None, *, output: Output = "numpy", progress: bool = True
     ) -> tuple[NDArray[Any], NDArray[Any]]:
-        """(K, Θ): the GP's kernel and the tangent kernel from one pass, whatever the `kind`.
+        """Compute (K, Θ), the GP's kernel and the tangent kernel, in one pass; `kind` does not matter.
 
         >>> import numpy as np
         >>> from cnngp import Dense, Kernel, ReLU, Sequential
@@ -134,7 +134,7 @@ class Kernel:
             return engine.both(x, z, output, bar.update)
 
     def _given(self, X: Any, Z: Any, output: Output, kind: Kind) -> tuple[Engine, Any, Any]:
-        """The engine, and both sets of images as it takes them, in range, with the kernel compared on them."""
+        """Return the engine and both sets of images in its form, after the range check and the self-check."""
         check_output(output)
         x, z = self._sets(X, Z)
         engine = self.engine_for(x.shape[1:], kind)
@@ -143,11 +143,11 @@ class Kernel:
         if z is None:
             return engine, _flat(x), None
         for images in (x, z):
-            engine.diagonal(_flat(images))  # refuses what is out of range
+            engine.diagonal(_flat(images))  # raises RangeError
         return engine, _flat(x), _flat(z)
 
     def diag(self, X: Any) -> NDArray[Any]:
-        """K(x, x) for each image: the diagonal of `kernel(X)`, at the cost of N images and not N² pairs."""
+        """Diagonal of `kernel(X)`, K(x, x) for each image, at the cost of N images instead of N² pairs."""
         x = self._images(X, "X")
         return self.engine_for(x.shape[1:]).diagonal(_flat(x)).astype(self.dtype)
 
@@ -158,15 +158,14 @@ class Kernel:
     @overload
     def gradient(self, X: Any, Z: Any, G: Any, *, wrt: Literal["images"], progress: bool = True) -> Any: ...
     def gradient(self, X: Any, Z: Any, G: Any, *, wrt: str = "parameters", progress: bool = True) -> Any:
-        """Σ_ij G_ij ∂K_ij/∂θ for every parameter θ of the network: a number for each of `network.parameters()`.
+        """Gradient Σ_ij G_ij ∂K_ij/∂θ for every parameter θ of the network, by the names of `network.parameters()`.
 
         With G = ∂L/∂K this is the gradient of any L that depends on the parameters through K, such as a likelihood. G
-        has the shape of K(X, Z), or of K(X), diagonal included, where Z is None. A parameter that layers share gets the
-        sum of theirs.
+        has the shape of K(X, Z), or of K(X) including the diagonal if Z is None.
 
-        `wrt="images"`: Σ_ij G_ij ∂K_ij/∂pixel for every pixel instead, two arrays of the shapes of X and Z; where Z is
-        None one, of the shape of X. On a card the first gradient of a network is compared with the CPU's on two of the
-        images, where `check` is True.
+        `wrt="images"` returns Σ_ij G_ij ∂K_ij/∂pixel for every pixel instead: two arrays of the shapes of X and Z, or
+        one of the shape of X if Z is None. On a GPU the first gradient of a network is compared with the CPU's on two
+        of the images if `check` is True.
 
         >>> import numpy as np
         >>> from cnngp import Dense, Kernel, ReLU, Sequential
@@ -185,7 +184,7 @@ class Kernel:
         engine = self.gradient_engine(shape, to_images)
         variances = engine if isinstance(engine, DiagonalEngine) else self.engine_for(shape)
         for images in (x,) if z is None else (x, z):
-            variances.diagonal(_flat(images))  # refuses what is out of range
+            variances.diagonal(_flat(images))  # raises RangeError
         if self.device == "cpu":
             x, z = to_numpy(x), None if z is None else to_numpy(z)
         elif self.check:
@@ -206,9 +205,9 @@ class Kernel:
         return of_x if z is None or found.of_z is None else (of_x, found.of_z.reshape(z.shape))
 
     def prepare(self, X: Any) -> float:
-        """Compile what `kernel(X)` needs, or load it where that was done before; returns the seconds it took.
+        """Compile the code that `kernel(X)` needs, or load it from the cache, and return the seconds taken.
 
-        Any call does so by itself when it has to. It is for those who want to know what of the time is whose.
+        Every call does this by itself when needed; use `prepare` to time compilation separately.
         """
         begun = time.perf_counter()
         with progress_bar(None, "compiling", "part"):
@@ -219,9 +218,9 @@ class Kernel:
         return time.perf_counter() - begun
 
     def verify(self, X: Any) -> Verdict | None:
-        """Compare two of these images with the float64 reference, unless that was done for their shape before.
+        """Compare the kernel of two of these images with the float64 reference, unless done before for their shape.
 
-        Every matrix begins with it where `check` is True. None where the images tell nothing, such as blank ones.
+        Every matrix begins with this if `check` is True. Returns None if the images, such as blank ones, prevent it.
 
         >>> import numpy as np
         >>> from cnngp import Dense, Kernel
@@ -243,26 +242,24 @@ class Kernel:
         return self._verdicts[kind, shape]
 
     def verdict(self, input_shape: Sequence[int]) -> Verdict | None:
-        """What was found for images of this shape; None where nothing was compared yet."""
+        """Result of `verify` for images of this shape; None if nothing was compared yet."""
         return self._verdicts.get((self.kind, tuple(input_shape)))
 
     def engine_for(self, input_shape: Sequence[int], kind: Kind | None = None) -> Engine:
-        """The engine that runs this network on images of one shape, made when first asked for; of the kernel's own kind
-        unless another is asked for.
-        """
+        """Return the engine for images of one shape, made at first use; `kind` defaults to the kernel's own."""
         shape, kind = tuple(input_shape), kind or self.kind
         engine = self._engine(shape, kind)
         averaged: Engine = self._once((kind, shape, self.symmetry), lambda: self._averaged(engine, shape))
         return averaged
 
     def engine_on(self, card: int, input_shape: Sequence[int]) -> Engine:
-        """A new engine like that of `engine_for`, on one of several cards."""
+        """Return a new engine like that of `engine_for`, on one of several GPUs."""
         shape = tuple(input_shape)
         made = make_engine(self.network, shape, self.kind, self.device, self.dtype, self.threads, [card])
         return self._averaged(made, shape)
 
     def gradient_engine(self, input_shape: Sequence[int], to_images: bool = False) -> GradientEngine:
-        """The engine of gradients, by pixels too where asked for, on images of one shape, made when first asked for."""
+        """Return the gradient engine for images of one shape, made at first use; `to_images` adds those by pixels."""
         shape, device, dtype = tuple(input_shape), self.device, self.dtype
         make = partial(make_gradient, self.network, shape, to_images, device, dtype, self.threads)
         engine: GradientEngine = self._once((shape, to_images), make)
@@ -281,7 +278,7 @@ class Kernel:
             raise ValueError(f"Kernel.{what} is for kernels without symmetry={self.symmetry!r}")
 
     def _engine(self, shape: tuple[int, ...], kind: Kind) -> Engine:
-        """The engine of the network itself, whatever the kernel is averaged over."""
+        """Return the engine of the network itself, without averaging over a symmetry."""
         if self._fingerprint is not None and self._fingerprint != self.network.fingerprint:
             raise NetworkError(
                 f"a function of {self.network!r} gives other values than when this Kernel was made, and its tables are "
@@ -292,12 +289,12 @@ class Kernel:
         return engine
 
     def with_network(self, network: Network, *, dtype: str | None = None, check: bool | None = None) -> Kernel:
-        """The kernel of another network, with the settings of this one where none are given."""
+        """Return the kernel of another network, with the settings of this one unless others are given."""
         check = self.check if check is None else check
         return Kernel(network, self._asked, dtype or self.dtype, self.threads, self.kind, check, self.symmetry)
 
     def as_sklearn(self, input_shape: Sequence[int]) -> NetworkKernel:
-        """A `sklearn.gaussian_process.kernels.Kernel` on flat rows, for GaussianProcessRegressor, SVC, KernelRidge.
+        """A `sklearn.gaussian_process.kernels.Kernel` on flat rows, for GaussianProcessRegressor, SVC and KernelRidge.
 
         >>> from cnngp import Dense, Kernel
         >>> Kernel(Dense(), device="cpu").as_sklearn((1, 2, 2))([[1.0, 0.0, 0.0, 2.0]])
@@ -311,7 +308,7 @@ class Kernel:
         )
 
     def _sets(self, X: Any, Z: Any) -> tuple[Any, Any]:
-        """Both sets of images, of one shape; None for the second where there is none."""
+        """Return both sets of images, checked to have one image shape; the second is None if Z is None."""
         x, z = self._images(X, "X"), None if Z is None else self._images(Z, "Z")
         if z is not None and x.shape[1:] != z.shape[1:]:
             raise DataError(f"X holds images of shape {x.shape[1:]} and Z of shape {z.shape[1:]}; they must agree")
@@ -340,10 +337,10 @@ def as_kernel(
     threads: int | None = None,
     kind: Kind = "nngp",
 ) -> Kernel:
-    """A `Kernel` as it is, or one made of a network.
+    """Return a `Kernel` unchanged, or make one from a network.
 
-    A `Kernel` has its own device, precision, threads and kind: other ones beside it are refused. The default dtype and
-    kind ask for nothing, so they go with any `Kernel`.
+    A `Kernel` has its own device, precision, threads and kind, so other values raise `ValueError`. The defaults request
+    nothing and go with any `Kernel`.
     """
     if not isinstance(network, Kernel):
         return Kernel(network, device, dtype, threads, kind)
@@ -364,7 +361,7 @@ def as_kernel(
 
 
 def _flat(x: Any) -> Any:
-    """(N, C, …) → (N, C, locations)."""
+    """Reshape (N, C, …) to (N, C, locations)."""
     return x.reshape(x.shape[0], x.shape[1], -1)
 
 

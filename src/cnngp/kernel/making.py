@@ -1,7 +1,7 @@
-"""Engines for a network on images of one shape, and the engine of a network that is a sum: one for each branch.
+"""Construction of engines for a network on images of one shape, including engines of sums, with one engine per branch.
 
-The kernel of independent branches is the sum of theirs. So `Sum(a, b)` runs branch by branch, each on the fastest path
-that it has alone, and the matrices are added.
+The kernel of a sum of independent branches is the sum of their kernels. So `Sum(a, b)` runs branch by branch, each on
+the fastest path that it has on its own, and the matrices are added.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DTYPES = ("float32", "float64")
 
 
 def checked(device: object, dtype: Any, threads: Any, kind: object) -> tuple[str, int | None]:
-    """The type's name, and the threads as an int; refused where they, the device or the kind are none."""
+    """Validate the arguments of a `Kernel`; return the dtype's name and the threads as an int or None."""
     if kind not in ("nngp", "ntk"):
         raise ValueError(
             f"Kernel: kind={kind!r} is not 'nngp', the kernel of the Gaussian process, or 'ntk', the tangent kernel"
@@ -47,7 +47,7 @@ def checked(device: object, dtype: Any, threads: Any, kind: object) -> tuple[str
 
 
 def branches(net: Layer, place: str = "") -> list[tuple[str, Layer]]:
-    """The branches of a network that is a sum, with their places; any other network is its own only one.
+    """Branches of a network that is a sum, with their places; any other network is its only branch.
 
     >>> from cnngp import Conv, Dense, ReLU, Sum
     >>> [place for place, _ in branches(Sum(Dense(), Sequential(Conv(3), ReLU(), Dense())))]
@@ -67,8 +67,8 @@ def make_engine(
     threads: int | None = None,
     cards: Sequence[int] | None = None,
 ) -> Engine:
-    """The engine of a network on images of one shape; on some of the cards, by default all."""
-    whole = lower(network, shape, kind)  # refuses what does not fit, by its place in the whole network
+    """Make the engine of a network on images of one shape; `cards` selects GPUs, by default all."""
+    whole = lower(network, shape, kind)  # an error names the place in the whole network, not in a branch
     found = branches(as_layer(network))
     programs = [whole] if len(found) == 1 else [lower(branch, shape, kind, place) for place, branch in found]
     parts: list[TangentEngine]
@@ -85,7 +85,7 @@ def make_engine(
 
 
 def _check_device(program: Program, device: ActualDevice) -> None:
-    """Refuse what only the CPU engine computes."""
+    """Raise `NetworkError` for layers that only the CPU engine computes."""
     whole = [a for a in program.activations if a.formula.family.whole]
     if whole and device == "cuda":
         raise NetworkError(f"{whole[0].layer!r} runs on the CPU alone; use device='cpu'", whole[0].place)
@@ -99,7 +99,7 @@ def make_gradient(
     dtype: str,
     threads: int | None = None,
 ) -> GradientEngine:
-    """The engine of a network's gradient, by its parameters and perhaps by the pixels."""
+    """Make the gradient engine of a network, by its parameters and with `to_images` by the pixels."""
     program = reverse(network, shape, to_images)
     _check_device(program.program, device)
     if device == "cuda":
@@ -112,11 +112,11 @@ def make_gradient(
 
 
 Matrices = Callable[[Output, Advance], Sequence[Any]]
-"""Computes matrices, given where to leave them and whom to tell of progress."""
+"""Computes matrices, given the kind of output and a progress callback."""
 
 
 def added(X: Any, output: Output, advance: Advance, parts: Sequence[Matrices]) -> list[Any]:
-    """The sums of what the parts compute, each where the images X are until the end."""
+    """Add the matrices of all parts on the device of the images X, and convert the sums to `output`."""
     where, told = where_of(X), scaled(advance, 1, len(parts))
     totals = list(parts[0](where, told))
     for part in parts[1:]:
@@ -132,12 +132,12 @@ def with_diagonal(K: Any, diagonal: Any, output: Output) -> Any:
 
 
 def where_of(X: Any) -> Output:
-    """Where matrices of these images are added up."""
+    """Kind of array, and so the device, in which matrices of these images are added."""
     return "cupy" if kind(X) == "cupy" else "numpy"
 
 
 def scaled(advance: Advance, times: int, of: int) -> Advance:
-    """Progress that is told of `of` pairs where there are `times`."""
+    """Progress callback that rescales counts: `of` pairs computed are reported as `times` pairs."""
     if advance is None:
         return None
     seen = said = 0
@@ -153,7 +153,7 @@ def scaled(advance: Advance, times: int, of: int) -> Advance:
 
 
 class SummedEngine:
-    """An `Engine` that adds up what those of the branches give."""
+    """An `Engine` that adds the matrices of the branches' engines."""
 
     def __init__(self, parts: Sequence[TangentEngine]) -> None:
         self.parts, self.dtype = parts, parts[0].dtype

@@ -1,4 +1,4 @@
-"""A network's kernel in scikit-learn's own form, on flat rows; see `Kernel.as_sklearn`."""
+"""A network's kernel as a scikit-learn kernel on flat rows; see `Kernel.as_sklearn`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .program import Kind
 
 
 class NetworkKernel(kernels.Kernel):  # type: ignore[misc]
-    """Cloned, compared and pickled by its parameters; it has no hyperparameters to optimise."""
+    """A scikit-learn kernel without hyperparameters to optimise; cloned, compared and pickled by its parameters."""
 
     def __init__(
         self,

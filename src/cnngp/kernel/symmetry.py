@@ -1,10 +1,10 @@
-"""Kernels averaged over mirror images, or over the eight symmetries of a square: an engine around the network's own.
+"""Kernels averaged over reflections, or over the eight symmetries of a square: an engine that wraps the network's own.
 
-    k_G(x, z) = (1/|G|) Σ_g k(x, g z)                 where k(g x, g z) = k(x, z) for all g in G
+    k_G(x, z) = (1/|G|) Σ_g k(x, g z)                 if k(g x, g z) = k(x, z) for all g in G
               = (1/|G|²) Σ_gh k(g x, h z)             for any other network
 
-is the kernel of functions averaged over G. Filters and pools that reach further to one side than to the other make the
-second sum necessary: a filter of 3 with stride 2 on an even size, say.
+is the kernel of functions averaged over G. The second sum is needed for filters and pools that reach further to one
+side than to the other, such as a filter of 3 with stride 2 on an even size.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from .engines.base import Advance, Engine
 from .making import Matrices, added, scaled, where_of, with_diagonal
 
 Symmetry = Literal["flip", "d4"]
-"""Left and right alike, or all turns and mirror images of a square."""
+"""Reflection of left and right, or all rotations and reflections of a square."""
 SYMMETRIES: tuple[Symmetry, ...] = get_args(Symmetry)
 
-# A symmetric matrix is computed in stripes of rows from its diagonal on, at most so many, each of so many rows at
-# least: with ten of them a twentieth of the matrix is computed twice.
+# A symmetric matrix is computed in at most `_STRIPES` stripes of rows from the diagonal on, each of at least `_ROWS`
+# rows; with ten stripes a twentieth of the matrix is computed twice.
 _STRIPES, _ROWS, _ROWS_ON_A_CARD = 10, 16, 256
-# Images of a block whose kernels with their own mirror images are computed: of the block, the diagonal is used. A card
-# takes as long for few pairs as for some thousand.
+# Block of images whose kernels with their own transformed copies are computed; only the diagonal of the block is used.
+# A GPU takes as long for few pairs as for some thousand.
 _BLOCK, _BLOCK_ON_A_CARD = 8, 64
-# How far apart, of the largest entry, two roundings of the same kernel may be.
+# Largest difference between two roundings of the same kernel, relative to its largest entry.
 _SAME = 1e-5
 
 Map = Callable[[Any], Any]
 
 
 def check_symmetry(symmetry: object, input_shape: Sequence[int] | None = None) -> None:
-    """`ValueError` for a word that is no symmetry; `DataError` for images that have none of the kind."""
+    """Raise `ValueError` for an unknown symmetry, and `DataError` for images that it does not apply to."""
     if symmetry is None:
         return
     if symmetry not in SYMMETRIES:
@@ -55,7 +55,7 @@ def check_symmetry(symmetry: object, input_shape: Sequence[int] | None = None) -
 
 
 def maps_of(symmetry: Symmetry) -> tuple[Map, ...]:
-    """The group on arrays whose last axes are places, the identity first."""
+    """Return the group elements as maps of arrays whose last axes are locations, the identity first."""
     if symmetry == "flip":
         return (lambda A: A, lambda A: A[..., ::-1])
     turns = [lambda A, k=k: namespace(A).rot90(A, k, axes=(-2, -1)) for k in range(4)]
@@ -63,7 +63,7 @@ def maps_of(symmetry: Symmetry) -> tuple[Map, ...]:
 
 
 class SymmetricEngine:
-    """An `Engine` of the averaged kernel, around the `engine` of one input shape."""
+    """An `Engine` of the averaged kernel, which wraps the network's `engine` for one input shape."""
 
     def __init__(self, engine: Engine, symmetry: Symmetry, input_shape: Sequence[int]) -> None:
         check_symmetry(symmetry, input_shape)
@@ -76,7 +76,7 @@ class SymmetricEngine:
 
     @cached_property
     def commutes(self) -> bool:
-        """Whether the network does the same to an image wherever its symmetry takes it; tried on random images."""
+        """True if k(g x, g z) = k(x, z) for all g in the group, tested on random images."""
         few = np.random.default_rng(0).random((3, *self._shape)).astype(self.dtype)
         K = self._plain(few, few)
         off = max(float(np.abs(self._plain(*[np.ascontiguousarray(g(few))] * 2) - K).max()) for g in self._maps[1:])
@@ -84,11 +84,11 @@ class SymmetricEngine:
 
     @property
     def pairs(self) -> int:
-        """Pairs of images that one entry takes."""
+        """Number of kernel evaluations for one entry."""
         return len(self._terms())
 
     def diagonal(self, X: Any) -> NDArray[np.float64]:
-        """k_G(x, x), from blocks of a few images with their own mirror images."""
+        """Return k_G(x, x), from blocks of a few images and their own transformed copies."""
         total = np.zeros(len(X))
         block = _BLOCK_ON_A_CARD if "cuda" in self.identity else _BLOCK
         for g, h in self._terms():
@@ -102,7 +102,7 @@ class SymmetricEngine:
                 return to_numpy(self.inner.cross(left[rows], right[rows])).diagonal()
 
             with ThreadPoolExecutor(1 if "cuda" in self.identity else self.threads) as pool:
-                total += np.concatenate([*pool.map(of_block, range(0, len(X), block))])  # each too small for threads
+                total += np.concatenate([*pool.map(of_block, range(0, len(X), block))])  # a block is too small to split
         return total / self.pairs
 
     def cross(self, X: Any, Z: Any, output: Output = "numpy", advance: Advance = None) -> Any:
@@ -114,7 +114,7 @@ class SymmetricEngine:
         return to_output(total, output)
 
     def symmetric(self, X: Any, output: Output = "numpy", advance: Advance = None) -> Any:
-        """Entries as in `cross`, of the upper triangle, in stripes of rows from the diagonal on."""
+        """Compute the upper triangle as in `cross`, in stripes of rows from the diagonal on."""
         n, xp = len(X), namespace(X)
         K = xp.empty((n, n), self.dtype)
         rows = _ROWS_ON_A_CARD if "cuda" in self.identity else _ROWS
@@ -129,7 +129,7 @@ class SymmetricEngine:
         return with_diagonal(K, self.diagonal(X), output)
 
     def _terms(self) -> list[tuple[Map, Map]]:
-        """The pairs (g, h) of k(g x, h z) that are averaged."""
+        """Pairs (g, h) over which k(g x, h z) is averaged."""
         if self.commutes:
             return [(self._maps[0], h) for h in self._maps]
         return [(g, g) for g in self._maps] + [(g, h) for g in self._maps for h in self._maps if g is not h]
@@ -139,7 +139,7 @@ class SymmetricEngine:
         return namespace(X).ascontiguousarray(g(images)).reshape(X.shape)
 
     def _plain(self, A: NDArray[Any], B: NDArray[Any]) -> NDArray[np.float64]:
-        """Kernels of the network itself, in host memory."""
+        """Kernel of the network itself, in host memory."""
         a, b = (X.reshape(len(X), X.shape[1], -1) for X in (A, B))
         if "cuda" in self.identity:
             a, b = to_cupy(a), to_cupy(b)

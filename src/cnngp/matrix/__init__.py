@@ -1,1 +1,1 @@
-"""Kernel matrices in tiles: in memory, in a store that survives anything, on a cluster. `cnngp.gram` is its door."""
+"""Kernel matrices in tiles: in memory, in a store that survives interruptions, on a cluster. See `cnngp.gram`."""

@@ -1,4 +1,4 @@
-"""The loop over tiles: an engine computes them, a thread writes meanwhile; where there are several cards they share."""
+"""The loop over tiles: engines compute while threads write; several GPUs share the tiles."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from .store.store import GramStore
 
 @dataclass(frozen=True)
 class Lane:
-    """An engine that takes one tile after the other, on the processor or on one card."""
+    """An engine that computes one tile after another, on the CPU or on one GPU."""
 
     engine: Engine
     card: int | None = None
 
 
 def lanes(kernel: Kernel, image_shape: tuple[int, ...], most: int | None = None) -> list[Lane]:
-    """The lanes of a machine, at most this many.
+    """Return the lanes of this machine, at most `most`.
 
-    Two for a processor with several threads: they share its pool of threads, and one's tasks fill the gaps in which the
-    other waits for its last ones. One for each card: a tile is too small to be divided among cards. Cards of another
-    kind than the kernel's engine, whose last digits differ, are left out.
+    Two for a CPU with several threads: they share its thread pool, and the tasks of one fill the gaps while the other
+    waits for its last ones. One per GPU: a tile is too small to be divided among several. GPUs of another model than
+    the kernel's engine are left out, because their last digits differ.
     """
     engine = kernel.engine_for(image_shape)
     if kernel.device == "cpu":
@@ -52,13 +52,13 @@ def fill(
     write: Callable[[Tile, Any], None],
     advance: Tell,
 ) -> None:
-    """Compute and write the tiles. `z` is None for the symmetric matrix of x. An error, or Ctrl-C, ends all lanes."""
+    """Compute and write tiles. `z` is None for the symmetric matrix of x. An error or Ctrl-C ends all lanes."""
 
     def run(lane: Lane, taken: Iterator[Tile], tell: Tell) -> None:
-        """A tile is written, by a thread, while the next one is computed; two are in memory at a time."""
+        """Write each tile in a thread while the next one is computed; two are in memory at a time."""
         rows: tuple[int, Any] = (-1, None)
         writing: Future[None] | None = None
-        output: Output = "numpy" if lane.card is None else "cupy"  # the thread that writes it fetches it
+        output: Output = "numpy" if lane.card is None else "cupy"  # the writing thread copies it to the host
         on_card = nullcontext() if lane.card is None else devices.card(lane.card)
         with on_card, ThreadPoolExecutor(1, thread_name_prefix="cnngp-write") as writer:
             for t in taken:
@@ -85,11 +85,11 @@ def not_done_by_others(
     look: Callable[[], Any] = lambda: None,
     done: Callable[[Tile], Any] = lambda tile: None,
 ) -> Iterator[Tile]:
-    """The tiles of a matrix that others fill at the same time, each looked for before it is computed; `done` is told of
-    those that are there, and `look` is called before each.
+    """Yield the missing tiles of a matrix that other processes fill too, each only if it is still missing; call `look`
+    before each, and `done` for each that another process has written.
 
-    Share k of n comes first, where others begin with theirs; the rest, or all of them, in random order. So few tiles
-    are computed twice, and those of a process that is lost are done by the others.
+    `share` = (k, n) puts the k-th of n shares first, as the others begin with theirs; the rest, or all without a share,
+    come in random order. So few tiles are computed twice, and the others compute those of a process that dies.
     """
     rest = list(missing)
     k, n = (0, 1) if share is None else share

@@ -1,7 +1,7 @@
-"""`gram`: a kernel matrix in memory, or tile by tile into a store that survives anything.
+"""`gram`: a kernel matrix in memory, or tile by tile in a store that survives interruptions.
 
-An entry depends on its two images alone, so tiles may be computed in any order, by any process, at any time, and the
-matrix is the same to the last bit. All else follows: what is missing is what has to be computed.
+An entry depends only on its two images, so tiles may be computed in any order, by any process, at any time, and the
+matrix is the same to the last bit. A run therefore computes exactly the tiles that its store lacks.
 """
 
 from __future__ import annotations
@@ -59,25 +59,25 @@ def gram(
     client: Any = None,
     kind: Kind = "nngp",
 ) -> Any:
-    """K(X, Z), or K(X, X), bit for bit `kernel(X, Z)`: in memory, or tile by tile in a store.
+    """Compute K(X, Z) or K(X, X), bit-identical to `kernel(X, Z)`: in memory, or tile by tile in a store.
 
-    A store that is given again after a crash, a kill or a full disk gets the tiles that are missing and no others. A
-    set of images that grew at its end keeps its tiles.
+    After a crash, a kill or a full disk, call it again with the same store: only the missing tiles are computed. If
+    images were appended to X or Z, the tiles of the old ones are kept.
 
     Parameters
     ----------
-    kernel : a `Kernel`, or a network to make one of.
-    X : images, an array or a memory map, of which a tile's rows are read at a time.
-    Z : the images of the columns; None for those of X.
+    kernel : a `Kernel`, or a network to make one from.
+    X : images of the rows: an array or a memory map, read a tile's rows at a time.
+    Z : images of the columns; None for X itself.
     store : None for an array in memory; a path, an fsspec URL or a Zarr store for a read-only `zarr.Array`.
-    tile : side of a tile in the store, or (rows, columns); by default a few seconds of work, and what a store already
-        has.
-    verify : read and check the tiles that a store has; bad ones are reported and computed again.
-    progress : a progress bar, on a terminal.
+    tile : side of a tile in the store, or (rows, columns); by default that of an existing store, else a few seconds of
+        work.
+    verify : read and check the tiles already in the store; damaged ones are reported and computed again.
+    progress : show a progress bar on a terminal.
     output : "numpy", "cupy" or "torch", for a matrix in memory; on a GPU the last two leave it there.
-    client : a `dask.distributed.Client` whose workers compute the tiles. They write them straight into `store`, which
-        must be a path or URL that every one of them sees.
-    kind : of the kernel that is made of a network; see `Kernel`. A `Kernel` has its own.
+    client : a `dask.distributed.Client` whose workers compute the tiles. They write them directly to `store`, which
+        must be a path or URL that all of them can open.
+    kind : kind of the kernel made from a network; see `Kernel`. A `Kernel` has its own.
 
     >>> import numpy as np, tempfile
     >>> from cnngp import Dense, Kernel, gram
@@ -103,7 +103,7 @@ def gram(
     z = None if Z is None else ImageRows(Z, kernel, "Z")
     if z is not None and x.image_shape != z.image_shape:
         raise DataError(f"X holds images of shape {x.image_shape} and Z of shape {z.image_shape}; they must agree")
-    kernel.engine_for(x.image_shape)  # refuses images that do not fit the network
+    kernel.engine_for(x.image_shape)  # raises NetworkError for images that do not fit the network
     if store is None:
         n, m = len(x), len(x if z is None else z)
         what, device = f"a kernel matrix of {n:,} × {m:,}", "cpu" if output == "numpy" else kernel.device
@@ -147,7 +147,7 @@ def _in_store(
         if old != spec.shape:
             _refuse_to_fill(store, engine)
         if not store.read_only:
-            end_run(store)  # a run on a cluster whose client was killed
+            end_run(store)  # ends a cluster run whose client was killed
     x.check_range(old[0])
     if z is not None:
         z.check_range(old[1])
@@ -163,7 +163,7 @@ def _in_store(
             what = f"{len(damaged)} of {len(store.grid)} tiles were damaged and are computed again: {shown}"
             log.warning("%s: %s", store.name, what)
         with store.writing("its other tiles stay valid"):
-            for at in damaged:  # gone, so that no later run without verification takes them for good
+            for at in damaged:  # deleted, so that a later run without verification does not use them
                 store.forget(*at)
         _compute(store, kernel, x, z, sorted([*missing, *damaged]), progress, on_cluster)
     if not store.read_only:
@@ -174,7 +174,7 @@ def _in_store(
 def specify(
     found: Spec | None, kernel: Kernel, x: ImageRows, z: ImageRows | None, tile: tuple[int, int], engine: str
 ) -> Spec:
-    """The identity of the matrix that is asked for. The data are read once."""
+    """Return the identity of the requested matrix. Reads the data once."""
     try:
         network: str | None = kernel.network.to_json()
     except NetworkError:
@@ -199,7 +199,7 @@ def specify(
 
 
 def _refuse_to_fill(store: GramStore, engine: str) -> None:
-    """A matrix that is whole is given out on any machine; only what has to be computed needs the same engine."""
+    """Raise `StoreError` if tiles cannot be added. Any machine may read a complete matrix; adding needs its engine."""
     if store.read_only:
         raise StoreError(f"{store.name} lacks tiles and cannot be written; copy it to where you may write")
     if store.spec.engine != engine:
@@ -210,9 +210,9 @@ def _refuse_to_fill(store: GramStore, engine: str) -> None:
 
 
 def _check(store: GramStore, kernel: Kernel, x: ImageRows, on_cluster: ClusterFill | None) -> None:
-    """Compare two images with the reference before hours of work; the store says that it was done, and what came out.
+    """Compare the kernel of two images with the reference before hours of work, and note the result in the store.
 
-    On a cluster each worker does so for its own engine.
+    On a cluster each worker does this for its own engine.
     """
     if not kernel.check or on_cluster is not None:
         store.note("check", {"by": "each worker" if kernel.check else "nobody: check=False"})
@@ -230,7 +230,7 @@ def _compute(
     progress: bool,
     on_cluster: ClusterFill | None,
 ) -> None:
-    """Fill the tiles `todo`. Whatever ends it, the tiles that were written stay, and the message says how to go on."""
+    """Fill the tiles `todo`. After any error the written tiles stay, and the message says how to continue."""
     grid = store.grid
     left = set(todo)
 

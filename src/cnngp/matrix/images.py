@@ -1,4 +1,4 @@
-"""Images that are read some rows at a time: an array, or a memory map larger than memory, of which no copy is made."""
+"""Images read in blocks of rows, from an array or from a memory map larger than memory, without copying the whole."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cnngp.kernel.kernel import Kernel
 
 from .store.store import GramStore
 
-# Bytes of images that are read at a time where a tile does not say how many.
+# Bytes of images per block where the block size does not follow from a tile.
 _BLOCK_BYTES = 16 << 20
 
 
 class ImageRows:
-    """Images (N, C, …) as an engine takes them: blocks of (n, channels, locations) in the working precision."""
+    """Images (N, C, …) in the form that engines take: blocks of (n, channels, locations) in the working precision."""
 
     def __init__(self, X: Any, kernel: Kernel, name: str) -> None:
         self.X, self.name, self.kernel = in_place(X, name), name, kernel
@@ -28,7 +28,7 @@ class ImageRows:
         self.shape: tuple[int, ...] = tuple(int(s) for s in self.X.shape)
         check_images_shape(self.shape, name)
         self.room = 0
-        """Bytes of blocks to hold for when they are asked for again; none by default, so that memory stays flat."""
+        """Bytes of blocks to keep for reuse; none by default, so that memory use does not grow."""
         self._kept: dict[tuple[int, int, int | None], Any] = {}
 
     def __len__(self) -> int:
@@ -39,7 +39,7 @@ class ImageRows:
         return self.shape[1:]
 
     def block(self, rows: slice, card: int | None = None) -> Any:
-        """Images `rows` in host memory, or on a card, which is the current one."""
+        """Return the images `rows` in host memory, or on GPU number `card`, which must be the current one."""
         key = (rows.start, rows.stop, card)
         if key in self._kept:
             return self._kept[key]
@@ -52,9 +52,9 @@ class ImageRows:
         return x
 
     def fingerprints(self, stop: int | None = None) -> tuple[str | None, str]:
-        """SHA-256 of the first `stop` images (None where there are fewer) and of all, in the working precision.
+        """SHA-256 of the first `stop` images (None if there are fewer) and of all, in the working precision.
 
-        One pass over the data, which also refuses pixels that are not finite.
+        The same pass over the data raises an error for pixels that are not finite.
         """
         digest = hashlib.sha256(f"cnngp images {self.dtype.name} {self.image_shape}".encode())
         first: str | None = None
@@ -68,7 +68,7 @@ class ImageRows:
         return first, digest.hexdigest()
 
     def check_range(self, start: int = 0) -> None:
-        """Refuse images whose variances the working precision cannot hold, before hours of work and not after."""
+        """Raise `RangeError` for images whose variances exceed the working precision, before hours of work."""
         engine = self.kernel.engine_for(self.image_shape)
         for rows in self._parts(start, len(self)):
             try:
@@ -78,19 +78,19 @@ class ImageRows:
                 raise RangeError(counted) from None
 
     def _parts(self, start: int, end: int) -> Iterator[slice]:
-        """These rows, some megabytes at a time."""
+        """Split rows into blocks of some megabytes."""
         step = max(1, _BLOCK_BYTES // (self.dtype.itemsize * int(np.prod(self.image_shape))))
         return (slice(a, min(a + step, end)) for a in range(start, end, step))
 
 
-# ---- for the workers of a cluster, beside the matrix that they fill --------------------------------------------------
+# ---- images in the store, for the workers of a cluster ---------------------------------------------------------------
 #
 #     STORE/images/X, Z      the images in the working precision; every worker reads them from here
-#     STORE/images/run       a name for each run: without it workers write nothing
+#     STORE/images/run       the name of the current run; without it workers write nothing
 
 
 def begin_run(store: GramStore, x: ImageRows, z: ImageRows | None) -> bytes:
-    """Put the images there, then the name of the run, which is returned."""
+    """Write the images and then the name of the run, which is returned."""
     end_run(store)
     with store.writing("its tiles stay valid"):
         for rows, step in zip((x, z), store.grid.tile, strict=True):
@@ -107,7 +107,7 @@ def begin_run(store: GramStore, x: ImageRows, z: ImageRows | None) -> bytes:
 
 
 def end_run(store: GramStore) -> None:
-    """Take away the name of the run, so that workers write nothing any more, and the images."""
+    """Delete the name of the run, after which workers write nothing, and the images."""
     with store.writing("its tiles stay valid"):
         store.delete("images/run")
         store.delete_folder("images")

@@ -1,4 +1,4 @@
-"""The cost of a kernel matrix before it is computed, and what a store holds afterwards."""
+"""Cost estimate of a kernel matrix before it is computed, and the status of a store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .tile_size import check_tile, measured_rate, tile_here
 
 @dataclass(frozen=True)
 class GramCost:
-    """The cost of K(X, X), and what is left of it beside the tiles in its store. Rate and memory are measured on a few
+    """Cost of K(X, X), in total and without the tiles that its store already has. Rate and memory are measured on a few
     pairs.
     """
 
@@ -35,9 +35,9 @@ class GramCost:
     disk_bytes: int
     disk_free_bytes: int | None
     memory_bytes: int | None
-    """Peak of this process after these pairs: it does not grow with the images."""
+    """Peak memory of this process after these pairs; it does not grow with the number of images."""
     fit_bytes: int
-    """The float64 buffer of an exact fit."""
+    """Bytes of the float64 matrix that an exact fit factorises."""
     engine: str
     pairs_per_second: float
     seconds: float
@@ -45,7 +45,7 @@ class GramCost:
 
 
 def plan(kernel: Kernel, X: Any, *, tile: int | None = None, store: Any = None) -> GramCost:
-    """Count pairs and tiles, time a few pairs, and estimate how long those that are left will take."""
+    """Estimate the cost of K(X, X) from exact counts and the time of a few pairs."""
     x = ImageRows(X, kernel, "X")
     n = len(x)
     there = None if store is None else begun(kernel, X, store, tile)
@@ -81,7 +81,7 @@ def plan(kernel: Kernel, X: Any, *, tile: int | None = None, store: Any = None) 
 
 @dataclass(frozen=True)
 class Begun:
-    """Tiles that a store already has of a matrix, out of all `of` them, their side, and the pairs that are left."""
+    """Progress of a store: the tiles it has, `of` how many, their sides, and the pairs still to compute."""
 
     tiles: int
     of: int
@@ -90,8 +90,8 @@ class Begun:
 
 
 def begun(kernel: Kernel, X: Any, store: Any, tile: int | None = None) -> Begun | None:
-    """What a store has of K(X, X) so far, without writing; None where it was not begun. Refuses as `gram` does what is
-    of something else, so that nothing is promised first.
+    """Return the progress of K(X, X) in a store without writing to it; None if it was not begun. Raises the errors of
+    `gram` for a store of another matrix, so that a plan never promises what `gram` would refuse.
     """
     there = _looked_at(store)
     if there is None or there.found is None:
@@ -105,14 +105,14 @@ def begun(kernel: Kernel, X: Any, store: Any, tile: int | None = None) -> Begun 
 
 
 def _looked_at(where: Any) -> GramStore | None:
-    """A store, if there is one, without making its folder."""
+    """Open a store read-only if it exists, without making its folder."""
     local = local_path(where)
     return GramStore(where, read_only=True) if local is None or (local / "zarr.json").exists() else None
 
 
 @dataclass(frozen=True)
 class Status:
-    """What a store holds. `damaged` is None where the tiles were not read."""
+    """Status of a store. `damaged` is None if the tiles were not read."""
 
     spec: Spec
     tiles: int
@@ -130,14 +130,14 @@ class Status:
 
 
 def status(where: Any, *, verify: bool = True, progress: bool = True) -> Status:
-    """Look at a store, and at every tile of it, without writing or waiting: also while another process fills it."""
+    """Check a store and, with `verify`, all its tiles. Never writes or waits, even while another process fills it."""
     local, store = local_path(where), _looked_at(where)
     if store is None or store.found is None:
         what = "is not a store of cnngp" if local is None or local.exists() else "does not exist"
         raise StoreError(f"{local or where} {what}; stores are made by `cnngp gram --store` and cnngp.gram(…, store=…)")
     there = store.present()
     missing = store.missing(there)
-    if there.any():  # else it may have just been begun, before its array
+    if there.any():  # without tiles it may have just been begun, and its array not written yet
         store.check_array(growing=bool(missing))
     damaged = len(store.damaged(missing, progress)) if verify else None
     stored = int(there.sum()) * chunk_bytes(store.grid.tile, store.found.dtype)

@@ -1,4 +1,4 @@
-"""Tile size: validation, default, and the speed of an engine that it follows from."""
+"""Tile size: validation, default, and the engine's measured speed on which the default depends."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from cnngp.kernel.kernel import Kernel
 
 from .images import ImageRows
 
-# Map elements that one tile may compute: about five seconds on two CPU cores, half a second on a card. In smaller tiles
-# the tables of each image, which every tile makes anew, would cost several per cent.
+# Covariances that one tile may compute: about five seconds on two CPU cores, half a second on a GPU. In smaller tiles
+# the per-image tables, which every tile computes anew, would cost several per cent.
 _TILE_ELEMENTS = {"cpu": 1.2e10, "cuda": 4e11}
 # A tile is a file: large enough for a disk, small enough to hold a few in memory.
 _SMALLEST = {"cpu": 256, "cuda": 1024}
 _LARGEST = {"cpu": 2048, "cuda": 4096}
-# An interrupted run loses the tiles in progress, so none should take long on the engine at hand, whatever its speed.
+# An interrupted run loses the tiles in progress, so a tile should not take long even on a slow engine.
 _SECONDS = 5.0
 _SLOWEST = 16
-# The share of its usual elements up to which a tile is quick on any engine.
+# A tile with at most this share of `_TILE_ELEMENTS` is quick on any engine.
 _QUICK = 1 / 16
-# Images a side of the smallest block that is timed: a processor's vector of pairs.
+# Images along each side of the smallest block that is timed: one SIMD vector of pairs on a CPU.
 _FEWEST = 16
 
 
 def check_tile(tile: object) -> tuple[int, int] | None:
-    """`tile=` of a user: None, one side or (rows, columns)."""
+    """Validate the argument `tile=`: None, one side or (rows, columns)."""
     if tile is None:
         return None
     pair = tile if isinstance(tile, (tuple, list)) else (tile, tile)
@@ -37,10 +37,10 @@ def check_tile(tile: object) -> tuple[int, int] | None:
 
 
 def default_tile(cost: int, device: str, shape: tuple[int, int], symmetric: bool, workers: int = 1) -> tuple[int, int]:
-    """The side, or sides, for a network with `cost` map elements a pair; several tiles for each worker.
+    """Default (rows, columns) of a tile for a network with `cost` covariances per pair; several tiles per worker.
 
-    Powers of two: a few seconds of work at most, no larger than the matrix, and never so small that a data set which
-    grows later lies in millions of files.
+    The sides are powers of two: about a few seconds of work, no larger than the matrix needs, and not so small that a
+    data set that grows later takes millions of files.
     """
     side = _SMALLEST[device]
     while side < _LARGEST[device] and (2 * side) ** 2 * max(1, cost) <= _TILE_ELEMENTS[device]:
@@ -52,9 +52,9 @@ def default_tile(cost: int, device: str, shape: tuple[int, int], symmetric: bool
 
 
 def tile_here(x: ImageRows, shape: tuple[int, int], symmetric: bool) -> tuple[int, int]:
-    """The default tile on this machine's engine: smaller than the usual one where that would take long.
+    """Default tile on this machine's engine: halved until it takes a few seconds at the measured rate.
 
-    It takes a few seconds at the measured rate, or has the smallest side.
+    The sides stay at least 16, so a tile on a very slow engine may take longer.
     """
     cost, device = x.kernel.network.shapes(x.image_shape).elements, x.kernel.device
     a, b = default_tile(cost, device, shape, symmetric)
@@ -67,9 +67,9 @@ def tile_here(x: ImageRows, shape: tuple[int, int], symmetric: bool) -> tuple[in
 
 
 def measured_rate(x: ImageRows, side: int) -> float:
-    """Pairs per second in tiles of that side, from as many pairs as take half a second, or from one tile.
+    """Pairs per second in tiles of this side, measured on pairs that take half a second, or on one tile.
 
-    Tables cost time for each image and are a large part of a small block, so they are timed apart.
+    The per-image tables are a large part of the time of a small block, so they are timed separately.
     """
     engine = x.kernel.engine_for(x.image_shape)
     half = max(1, min(side, len(x) // 2))
@@ -92,7 +92,7 @@ def measured_rate(x: ImageRows, side: int) -> float:
 
 
 def expected_seconds(kernel: Kernel, X: Any, pairs: int) -> float:
-    """How long `pairs` of images such as X take here, by timing a few."""
+    """Estimate the seconds for `pairs` pairs of images like X on this machine, by timing a few."""
     rows = ImageRows(X, kernel, "X")
     elements = kernel.network.shapes(rows.image_shape).elements
     side = default_tile(elements, kernel.device, (len(rows), len(rows)), True)[0]

@@ -1,4 +1,4 @@
-"""Networks as plain values: layers, how they compose, what shapes they have, and the float64 reference kernel."""
+"""Networks as plain values: layers, composition rules, shapes, and the float64 reference kernel."""
 
 from . import layers
 from .layers import *  # noqa: F403

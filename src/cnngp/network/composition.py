@@ -1,7 +1,7 @@
-"""Which networks are Gaussian processes: the state of the activations is carried along the network.
+"""Check that a network converges to a Gaussian process, by propagating the state of its activations.
 
-A kernel recursion is exact only while each nonlinearity sees zero-mean Gaussians and each sum adds independent terms.
-Both are properties of the composition, not of a layer, so they are checked here, on any piece and on the whole.
+A kernel recursion is exact only if each nonlinearity sees zero-mean Gaussians and each sum adds independent terms.
+Both are properties of the composition, not of one layer, so they are checked here, for fragments and whole networks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .walk import inside
 
 
 class State(Enum):
-    """What the activations are at some point of a network."""
+    """State of the activations at one point of a network."""
 
     INPUT = "the input itself"
     GAUSSIAN = "Gaussian"
@@ -35,12 +35,12 @@ class State(Enum):
 
 
 def check_fragment(net: Layer) -> None:
-    """Refuses what is wrong wherever the piece stands; run when a `Sequential` or `Sum` is built."""
+    """Raise `NetworkError` for what is wrong in any context; called when a `Sequential` or `Sum` is built."""
     _walk(net, State.GAUSSIAN, "")
 
 
 def check_network(net: Layer) -> None:
-    """Refuses a whole network that is not a Gaussian process; run before it is used."""
+    """Raise `NetworkError` if a whole network is not a Gaussian process; called before it is used."""
     state, _ = _walk(net, State.INPUT, "")
     if state is not State.GAUSSIAN:
         why = (
@@ -52,7 +52,7 @@ def check_network(net: Layer) -> None:
 
 
 def _walk(net: Layer, state: State, place: str) -> tuple[State, int]:
-    """The state after `net`, and how many paths without weights lead through it."""
+    """Return the state after `net` and the number of weightless paths through it."""
     match net:
         case Conv() | ConvTranspose() | Dense():
             return State.GAUSSIAN, 0
@@ -64,7 +64,7 @@ def _walk(net: Layer, state: State, place: str) -> tuple[State, int]:
                 advice += ", or do it to the images" if state is State.INPUT else ""
                 raise NetworkError(f"{net!r} is applied to {state.value}, {why}; {advice}", place)
             return state if is_norm else State.NON_GAUSSIAN, 1
-        case Identity() | AvgPool() | GlobalAvgPool():  # linear and without weights: what was Gaussian stays so
+        case Identity() | AvgPool() | GlobalAvgPool():  # linear without weights: preserves the state
             return state, 1
         case Sequential():
             paths = 1

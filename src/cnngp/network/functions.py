@@ -1,8 +1,8 @@
-"""The named functions of `Elementwise`, and how a bare callable is checked and fingerprinted.
+"""Named functions for `Elementwise`, and checks and fingerprints of bare callables.
 
-A name means one fixed formula, so it can be written to a file. Each formula is safe for any finite argument: no
-overflow, no 0·∞, and full relative accuracy where the value is tiny. NumPy only, because describing a network must not
-load anything heavier.
+Each name is one fixed formula, so it can be written to a file. Each formula is safe for any finite argument: no
+overflow, no 0·∞, and full relative accuracy where the value is tiny. The module needs only NumPy, because describing a
+network must not load anything heavier.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _sigmoid(x: Array) -> Array:
 
 
 def _gelu_tanh(x: Array) -> Array:
-    y = np.clip(x, -30.0, 30.0)  # the sigmoid below is 0 or 1 beyond; keeps the cube finite
+    y = np.clip(x, -30.0, 30.0)  # keeps the cube finite; outside, the sigmoid below is 0 or 1
     return x * _sigmoid(math.sqrt(8.0 / math.pi) * (y + 0.044715 * y * y * y))
 
 
@@ -50,7 +50,7 @@ FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "gaussian": lambda x: np.exp(-np.square(np.clip(x, -40.0, 40.0))),
 }
 
-# Where a named function has a derivative that jumps; quadrature splits there.
+# Points where some derivative of a named function jumps; quadrature splits there.
 _BREAKPOINTS: dict[str, tuple[float, ...]] = {
     "elu": (0.0,),
     "selu": (0.0,),
@@ -60,14 +60,14 @@ _BREAKPOINTS: dict[str, tuple[float, ...]] = {
     "hardswish": (-3.0, 3.0),
 }
 
-# The same functions under the names that NumPy and SciPy give them.
+# NumPy's and SciPy's names for the same functions.
 _UFUNCS = {"tanh": "tanh", "arctan": "arctan", "expit": "sigmoid"}
 
 _PROBE = np.array([-30.0, -3.0, -1.0, -0.25, 0.0, 1e-3, 0.5, 2.0, 30.0])
 
 
 def check_function(fn: object) -> Function:
-    """A name, or a function of a float64 array that acts on each element alone; anything else is refused.
+    """Return a known name or an elementwise function of a float64 array; raise `NetworkError` for anything else.
 
     >>> import numpy as np
     >>> check_function(np.tanh)
@@ -98,7 +98,7 @@ def check_function(fn: object) -> Function:
         raise NetworkError(f"{told} returned values of type {values.dtype}{fix}")
     if not np.isfinite(values).all():
         raise NetworkError(f"{told} is not finite at {_PROBE[~np.isfinite(values)][0]:g}{fix}")
-    # Vectorised libraries may differ in the last bits with an element's position, no more.
+    # Vectorised code may round differently at different positions, but only in the last bits.
     if not np.allclose(values[2:5].astype(np.float64), alone.astype(np.float64), rtol=1e-6, atol=1e-9):
         raise NetworkError(
             f"{told} is not elementwise: its value at an element depends on the other elements or on chance"
@@ -111,27 +111,27 @@ def as_callable(fn: Function) -> Callable[[Any], Any]:
 
 
 def breakpoints(fn: Function) -> tuple[float, ...]:
-    """Where `fn` is known to have a kink; a bare callable tells nothing."""
+    """Known kinks of `fn`; none for a bare callable."""
     return _BREAKPOINTS.get(fn, ()) if isinstance(fn, str) else ()
 
 
 def function_name(fn: Function) -> str:
-    """How messages call it."""
+    """Name of the function in messages."""
     return repr(fn) if isinstance(fn, str) else str(getattr(fn, "__name__", fn))
 
 
 def values_at(fn: Function, x: Array) -> Array:
-    """fn(x) as float64, quietly: the caller looks at what is not finite."""
+    """Return fn(x) as float64 without warnings; the caller handles values that are not finite."""
     with np.errstate(all="ignore"):
         return np.asarray(as_callable(fn)(x), dtype=np.float64)
 
 
 def value_hash(fn: Function) -> str:
-    """A hash of the values on a fixed grid, rounded to 9 digits so that it is the same on every platform.
+    """Hash of the values on a fixed grid, rounded to 9 digits so that it is the same on every platform.
 
     Libraries differ in the last bit. With 9 digits the chance that one of these values lies within a bit of a rounding
-    boundary is 1e-4. The grid avoids short binary fractions, where simple functions take values exactly between two
-    rounded ones.
+    boundary is 1e-4. The grid avoids short binary fractions, where simple functions take values exactly halfway between
+    two rounded ones.
     """
     inner, outer = np.linspace(-8.0, 8.0, 512), np.geomspace(8.0, 1000.0, 32)
     grid = np.concatenate([-outer[::-1], inner, outer]) * 0.97341827364519
@@ -141,7 +141,7 @@ def value_hash(fn: Function) -> str:
 
 
 def second_moment(fn: Function, s: float) -> float:
-    """E[fn(s z)²], roughly: it sets the unit of a buffer, not a value."""
+    """Approximate E[fn(s z)²], which sets the unit of a buffer and changes no value."""
     z = np.linspace(-6.0, 6.0, 241)
     weights = np.exp(-0.5 * z**2)
     with np.errstate(all="ignore"):

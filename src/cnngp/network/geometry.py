@@ -1,4 +1,4 @@
-"""Windows along one axis, and sums along one axis as plain integers: a convolution's patch is a product of these."""
+"""Windows and sums along one axis, as plain integers; a convolution's patch is a product of these."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ PaddingMode = Literal["zeros", "circular", "reflect", "replicate"]
 
 
 class SizeError(ValueError):
-    """An axis does not fit a layer; the caller puts the layer's place in front."""
+    """Error for an axis that does not fit a layer; the caller adds the layer's place in front."""
 
 
-# What is larger was not meant, and would take all time and memory.
+# Longer lists come from a mistaken size and would exhaust time and memory.
 _MOST_READS = 2**24
 
 
 def check_reads(locations: int, kernel: int) -> None:
-    """`SizeError` where a list of what a filter reads would be too long along an axis of so many locations."""
+    """Raise `SizeError` if the list of a filter's reads along an axis of `locations` would be too long."""
     if locations * kernel > _MOST_READS:
         raise SizeError(
             f"{locations:,} locations, padding included, with a filter of {kernel:,} are over {_MOST_READS:,} reads; "
@@ -42,7 +42,7 @@ class Window:
 
     @property
     def reach(self) -> int:
-        """How many input locations one filter spans."""
+        """Number of input locations that one filter spans."""
         return self.dilation * (self.kernel - 1) + 1
 
     def output_size(self, size: int) -> int:
@@ -63,12 +63,12 @@ class Window:
         return (padded - self.reach) // self.stride + 1
 
     def places(self, t: int, size: int) -> tuple[int | None, ...]:
-        """For each output location the input location that filter element t reads; None in zero padding."""
+        """Input location that filter element t reads, for each output location; None in zero padding."""
         first = t * self.dilation - self.before
         return tuple(self._place(first + m * self.stride, size) for m in range(self.output_size(size)))
 
     def _place(self, nu: int, size: int) -> int | None:
-        """The location that stands at ν, inside the axis or in its padding."""
+        """Return the location whose value is at ν, inside the axis or in its padding; None for a zero."""
         match self.mode:
             case "zeros":
                 return nu if 0 <= nu < size else None
@@ -82,12 +82,12 @@ class Window:
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """One window that moves along an axis: output m in low … high − 1 sums start + m·stride + t·dilation for t < k.
+    """A window that slides along an axis: output m in low … high − 1 sums start + m·stride + t·dilation for t < k.
 
-    All these places lie inside the axis. With `padding` = (left, right) the other outputs are the same window with
-    zeros outside the axis, so many before and behind it; with None they are something else (padding that copies or
-    repeats), to be read from `AxisSum.sources`. Start may be positive or below −k, and low = high where the window is
-    wider than the axis.
+    All these locations are inside the axis. With `padding` = (left, right) the other outputs are the same window over
+    an axis with that many zeros on its left and right; with None they are something else (padding that copies
+    locations) and must be read from `AxisSum.sources`. Start may be positive or below −k, and low = high if the window
+    is wider than the axis.
     """
 
     start: int
@@ -100,13 +100,13 @@ class SlidingWindow:
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """The places that output 0 would read on an endless axis."""
+        """Locations that output 0 would read on an infinite axis."""
         return tuple(self.start + t * self.dilation for t in range(self.k))
 
 
 @dataclass(frozen=True)
 class AxisSum:
-    """A sum along one axis: output m adds up the inputs `sources[m]` (a location may stand there twice)."""
+    """A sum along one axis: output m adds the inputs `sources[m]`, in which a location may occur twice."""
 
     size: int
     sources: tuple[tuple[int, ...], ...]
@@ -126,11 +126,11 @@ class AxisSum:
 
     @cached_property
     def longest(self) -> int:
-        """The most terms that one output has."""
+        """Largest number of terms of one output."""
         return max(map(len, self.sources), default=0)
 
     def in_blocks(self, block: int) -> tuple[AxisSum, AxisSum]:
-        """The same sums in two steps: sums of at most `block` terms each, and sums of those.
+        """Split the sums into two steps: sums of at most `block` terms each, then sums of these.
 
         >>> AxisSum(5, (tuple(range(5)),)).in_blocks(2)
         (AxisSum(size=5, sources=((0, 1), (2, 3), (4,))), AxisSum(size=3, sources=((0, 1, 2),)))
@@ -145,15 +145,15 @@ class AxisSum:
 
     @property
     def taps(self) -> int:
-        """Number of terms of all the sums along this axis together."""
+        """Total number of terms of all sums along this axis."""
         return sum(map(len, self.sources))
 
     @cached_property
     def window(self) -> SlidingWindow | None:
-        """The sliding window that these sums are, with zeros outside the axis; else that of the longest run of outputs.
+        """Sliding window equal to these sums, with zeros outside the axis; else the window of the longest regular run.
 
-        None where there is no run of two outputs. Where several strides describe the same sums, the smallest with a
-        whole window is taken.
+        None if no two consecutive outputs share a window. If several strides describe the same sums, the smallest with
+        a whole window is chosen.
 
         >>> AxisSum(6, ((0, 1), (1, 2, 3), (3, 4, 5))).window
         SlidingWindow(start=-1, stride=2, dilation=1, k=3, low=1, high=3, padding=(1, 0))
@@ -164,7 +164,7 @@ class AxisSum:
         return next((w for w in found if w.low < w.high), found[0] if found else self._longest_run())
 
     def sliding(self, stride: int) -> SlidingWindow | None:
-        """The window that moves by `stride` from output to output, with zeros outside; None where the sums are no such.
+        """Window that moves by `stride` per output, with zeros outside the axis; None if the sums are not of this form.
 
         >>> AxisSum(3, ((0, 1, 2), (0, 1, 2), (0, 1, 2))).sliding(1)
         SlidingWindow(start=-2, stride=1, dilation=1, k=5, low=0, high=0, padding=(2, 2))
@@ -185,9 +185,9 @@ class AxisSum:
         return SlidingWindow(start, stride, dilation, k, low, high, padding)
 
     def offsets(self, stride: int) -> tuple[int, ...] | None:
-        """Like `sliding` where the places of the window may be any: output m sums m·stride + d for these d.
+        """Offsets d such that output m sums m·stride + d, with zeros outside the axis; they need no regular spacing.
 
-        Zeros are all that is outside. None where the sums are no such window, () where they have no terms at all.
+        None if the sums are not of this form, () if they have no terms.
 
         >>> AxisSum(6, ((0, 1), (1, 2, 3), (3, 4, 5))).offsets(2)
         (-1, 0, 1)
@@ -198,18 +198,18 @@ class AxisSum:
         return tuple(seen) if self._moves(seen, stride) else None
 
     def _seen(self, stride: int) -> list[int]:
-        """All places that outputs sum, counted from m·stride on."""
+        """Locations that the outputs sum, relative to m·stride, sorted."""
         return sorted({nu - m * stride for m, row in enumerate(self.sources) for nu in row})
 
     def _moves(self, offsets: Sequence[int], stride: int) -> bool:
-        """Whether every output m sums m·stride + d for these offsets d, with zeros outside the axis."""
+        """True if every output m sums m·stride + d for these offsets d, with zeros outside the axis."""
         return all(
             row == tuple(nu for d in offsets if 0 <= (nu := m * stride + d) < self.size)
             for m, row in enumerate(self.sources)
         )
 
     def _longest_run(self) -> SlidingWindow | None:
-        """The window of the outputs around the middle one of those with the most terms."""
+        """Window of the regular outputs around the middle one of those with the most terms."""
         sources, k = self.sources, self.longest
         whole = [m for m, row in enumerate(sources) if len(row) == k and len({b - a for a, b in pairwise(row)}) <= 1]
         if k == 0 or len(whole) < 2 or (middle := whole[len(whole) // 2 - 1]) + 1 not in whole:

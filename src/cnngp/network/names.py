@@ -1,6 +1,6 @@
-"""Networks by name: those of the zoo, those in JSON files, and the one that is taken where none is given.
+"""Networks by name: the zoo, JSON files, and the default network.
 
-Without labels to choose by, the most accurate network that is not too expensive is taken. Its cost is counted in
+The default is the most accurate network that is not too expensive, chosen without labels. The cost is counted in
 covariances (`ShapeTable.elements`), so the same images get the same network on a laptop and on a GPU.
 """
 
@@ -19,9 +19,9 @@ from .placed import elements_of
 from .serialize import from_json
 
 AN_IMAGE = 3 * 10**8
-"""Covariances that a first try may take for each image, about a tenth of a second on two CPU cores, …"""
+"""Budget of the default network in covariances per image, about a tenth of a second on two CPU cores, …"""
 IN_ALL = 21 * 10**11
-"""… and in all, about a quarter of an hour."""
+"""… and in total, about a quarter of an hour."""
 
 NETWORKS: dict[str, tuple[Callable[[], Network], str]] = {
     "resnet32": (partial(zoo.resnet, 32), "the paper's ResNet GP; also resnet8, 14, 20, 26, 44, 56, 110, …"),
@@ -52,11 +52,11 @@ NETWORKS: dict[str, tuple[Callable[[], Network], str]] = {
     "dense_nngp": (zoo.dense_nngp, "three fully connected layers"),
     "dense_even": (zoo.dense_even, "one fully connected layer, for inputs whose sign does not matter"),
 }
-"""A maker for each name, and what it makes."""
+"""For each name, a function that makes the network, and a description."""
 
 
 def network_by_name(name: str) -> Network | None:
-    """A network of the zoo, one from a JSON file, or None for "auto": chosen by the size and number of images.
+    """Return a network of the zoo or of a JSON file; None for "auto", a choice by the size and number of images.
 
     >>> network_by_name("dense_nngp") == zoo.dense_nngp()
     True
@@ -89,7 +89,7 @@ def network_by_name(name: str) -> Network | None:
             raise NetworkError(f"{path}: no such file; write it with network.to_json()")
         try:
             return from_json(path.read_text(encoding="utf-8"))
-        except ValueError as error:  # of the network, or of bytes that are no text
+        except ValueError as error:  # an invalid network, or bytes that are not UTF-8
             raise NetworkError(f"{path}: {error}") from None
     raise NetworkError(
         f"no network {name!r}: expected auto, {', '.join(NETWORKS)}, or a file made by network.to_json()"
@@ -97,7 +97,7 @@ def network_by_name(name: str) -> Network | None:
 
 
 def zoo_name(network: Network) -> str:
-    """The name that `network_by_name` knows a network by, else the code that makes it."""
+    """Name under which `network_by_name` finds a network, or else the code that makes it."""
     named, without_biases = _known()
     biases = {value for place, value in network.parameters().items() if _is_bias(place)}
     name = named.get(network)
@@ -109,7 +109,7 @@ def zoo_name(network: Network) -> str:
 
 @cache
 def _known() -> tuple[dict[Network, str], dict[Network, str]]:
-    """The names of the zoo's networks, and of these without biases."""
+    """Names of the zoo's networks, keyed by the network and by the network with its biases set to zero."""
     names = list(NETWORKS)
     ends = product(("", "-global", "-pool7"), ("", "-even"), ("", "-exp"))
     names += [pooled_name(size, h) + "".join(end) for end in ends for h in range(8) for size in zoo.POOLED_SIZES]
@@ -127,7 +127,7 @@ def _known() -> tuple[dict[Network, str], dict[Network, str]]:
 
 
 def biased_name(name: str, bias_var: float) -> str:
-    """The name of a network whose layers all have biases of one variance."""
+    """Name of a network whose layers all have the same bias variance."""
     return f"{name}-bias{bias_var:g}"
 
 
@@ -140,15 +140,15 @@ def _is_bias(place: str) -> bool:
 
 
 def pooled_name(size: str, halvings: int) -> str:
-    """The name of a `zoo.pooled_cnn`; after it come "-global" or a pool as "-pool7", then "-even", then "-exp"."""
+    """Name of a `zoo.pooled_cnn`, to which "-global" or a pool such as "-pool7", "-even" and "-exp" may be appended."""
     return f"pooled_cnn{'' if size == 'medium' else f'-{size}'}{'' if halvings == 1 else f'-halved{halvings}'}"
 
 
 def default_names(input_shape: Sequence[int]) -> list[str]:
-    """The networks to choose from for images of a shape (channels, …), the most accurate first.
+    """Candidate networks for images of a shape (channels, …), the most accurate first.
 
-    Pooled networks that fit the image, then the paper's ResNet for pictures of 16 × 16 and more, or three convolutions
-    for smaller ones and other dimensions; a fully connected network for plain features.
+    Pooled networks that fit the image, then the paper's ResNet for images of 16 × 16 and more, or three convolutions
+    for smaller ones and for 1-D and 3-D inputs; a fully connected network for plain features.
 
     >>> default_names((1, 28, 28))
     ['pooled_cnn-large-exp', 'pooled_cnn-exp', 'pooled_cnn-small-exp', 'resnet32']
@@ -164,7 +164,7 @@ def default_names(input_shape: Sequence[int]) -> list[str]:
 
 
 def default_network(input_shape: Sequence[int], images: int) -> Network:
-    """The network for so many images of a shape, all compared with each other.
+    """Default network for the kernel matrix of `images` images of a shape.
 
     >>> zoo_name(default_network((1, 28, 28), 500)), zoo_name(default_network((1, 28, 28), 20_000))
     ('pooled_cnn-large-exp', 'resnet32')

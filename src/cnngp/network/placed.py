@@ -1,4 +1,4 @@
-"""A network on one input shape: each layer at its place, with sizes, sheets and costs, and the table of these."""
+"""A network on one input shape: the size, sheets (see shapes.py) and cost of each layer, and a table of them."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from .walk import inside
 
 @dataclass
 class Placed:
-    """A layer at its place: the shapes before and after it, and the displacements that are asked of its output."""
+    """A layer at its place: input and output shape, and the displacements (`wanted`) that its output must provide."""
 
     place: str
     layer: Layer
     before: Spatial
     after: Spatial
     axes: tuple[AxisMap, ...] = ()
-    """What a linear layer does along each axis."""
+    """Effect of a linear layer along each axis."""
     children: list[Placed] = field(default_factory=list)
     wanted: frozenset[Displacement] = frozenset()
     asked: frozenset[Displacement] = frozenset()
-    """The displacements that it asks of its own input in turn."""
+    """The displacements that it needs of its own input in turn."""
 
     def along(self, D: Displacement) -> Displacement:
-        """A displacement of the output along the axes of the input: where one location is left, 0 along each."""
+        """Displacement of the output along the axes of the input; 0 along each if the output is one location."""
         return D if self.after else (0,) * len(self.before)
 
     @property
     def along_axes(self) -> frozenset[Displacement]:
-        """`wanted`, along the axes of the input."""
+        """`wanted` along the axes of the input."""
         return frozenset(map(self.along, self.wanted))
 
     @property
     def elements(self) -> int:
-        """How many covariances a pair of images has after this layer."""
-        if len(self.wanted) == 1:  # without pools, which needs no NumPy
+        """Number of covariances of a pair of images after this layer."""
+        if len(self.wanted) == 1:  # without pools; needs no NumPy
             (d,) = self.wanted
             return math.prod(max(0, size - abs(x)) for size, x in zip(self.after, d, strict=True))
         import numpy as np
@@ -54,9 +54,9 @@ class Placed:
 
     @property
     def cost(self) -> int:
-        """Operations per pair of images, for all the sheets that are asked of the layer."""
+        """Operations per pair of images, for all the sheets that the layer computes."""
         match self.layer:
-            case Linear():  # one pass an axis for each sheet, the map shrinking on the way
+            case Linear():  # one pass per axis for each sheet; the map shrinks from pass to pass
                 cost = self.elements
                 for D in self.along_axes:
                     for pieces in product(*(axis.pieces(d) for axis, d in zip(self.axes, D, strict=True))):
@@ -76,14 +76,14 @@ class Placed:
                 assert_never(self.layer)
 
     def walk(self) -> Iterator[Placed]:
-        """This layer and all inside it; what is inside comes first, in the order of the network."""
+        """Yield the layers inside this one, in the order of the network, and then this layer."""
         for inner in self.children:
             yield from inner.walk()
         yield self
 
 
 def placed_network(net: Network, input_shape: Sequence[int], place: str = "") -> tuple[int, Placed]:
-    """The channels of the images, and the whole network on them; refuses what is not a Gaussian process."""
+    """Return the number of channels and the placed network; raise `NetworkError` if it is no Gaussian process."""
     layer = as_layer(net)
     channels, spatial = check_input_shape(input_shape)
     check_network(layer)
@@ -91,7 +91,7 @@ def placed_network(net: Network, input_shape: Sequence[int], place: str = "") ->
 
 
 def placed(net: Layer, spatial: Spatial, place: str = "") -> Placed:
-    """The network on images of one shape; refuses what does not fit, by its place."""
+    """Place a network on images of one spatial shape; a layer that does not fit raises an error with its place."""
     root = _forwards(net, spatial, place)
     _backwards(root, frozenset({(0,) * len(root.after)}))
     return root
@@ -122,7 +122,7 @@ def _forwards(net: Layer, spatial: Spatial, place: str) -> Placed:
 
 
 def _backwards(here: Placed, wanted: frozenset[Displacement]) -> frozenset[Displacement]:
-    """Notes what is wanted of each layer and what it asks of its input; returns the latter."""
+    """Set `wanted` and `asked` of each layer, from the output backwards; return `asked`."""
     here.wanted = here.asked = wanted
     match here.layer:
         case Linear() as layer:
@@ -154,14 +154,14 @@ class ShapeRow:
     output: Spatial
     cost: int
     sheets: int = 1
-    """How many displacements between locations are carried here; 1 without pooling."""
+    """Number of displacements between locations that are computed here; 1 without pooling."""
     elements: int = 0
-    """Covariances that a nonlinearity reads here for a pair of images; 0 for other layers."""
+    """Number of covariances that a nonlinearity reads for a pair of images; 0 for other layers."""
 
 
 @dataclass(frozen=True)
 class ShapeTable:
-    """Rows of (place, layer, output shape, operations per pair of images); prints as a table."""
+    """A row per layer: place, layer, output shape, operations per pair of images. Prints as a table."""
 
     channels: int
     rows: tuple[ShapeRow, ...]
@@ -176,7 +176,7 @@ class ShapeTable:
 
     @property
     def elements(self) -> int:
-        """Covariances that the nonlinearities read for a pair of images: what most of the time goes into."""
+        """Number of covariances that the nonlinearities read for a pair of images, which dominates the time."""
         return sum(row.elements for row in self.rows)
 
     def __iter__(self) -> Iterator[ShapeRow]:
@@ -189,14 +189,14 @@ class ShapeTable:
         cells = [(r.place, r.layer, shape_text(r.output), f"{r.sheets:,}", f"{r.cost:,}") for r in self.rows]
         head = ("place", "layer", "output", "sheets", "operations per pair")
         cells = [head, *cells, ("all", "", "", "", f"{self.cost:,}")]
-        shown = [0, 1, 2, 4] if all(row.sheets == 1 for row in self.rows) else range(5)  # without pools, no sheets
+        shown = [0, 1, 2, 4] if all(row.sheets == 1 for row in self.rows) else range(5)  # sheets only with pools
         return aligned([[row[i] for i in shown] for row in cells], right=(2, 3, 4))
 
 
 def shape_table(net: Network, input_shape: Sequence[int]) -> ShapeTable:
     channels, root = placed_network(net, input_shape)
     name = f"{channels} channel{'s' if channels > 1 else ''}"
-    # The sheets of the input: all that any layer asks of it, each a product over the channels.
+    # The sheets of the input: all that the network needs, each a product over the channels.
     start = Placed("", Identity(), root.before, root.before, wanted=root.asked)
     rows = [ShapeRow("(input)", name, root.before, channels * start.elements, len(start.wanted))]
     for here in root.walk():
@@ -209,6 +209,6 @@ def shape_table(net: Network, input_shape: Sequence[int]) -> ShapeTable:
 
 
 def elements_of(net: Network, input_shape: Sequence[int]) -> int:
-    """The `elements` of a network's table alone, in a tenth of the table's time."""
+    """The `elements` of a network's table, in a tenth of the time that the table takes."""
     _, root = placed_network(net, input_shape)
     return sum(here.elements for here in root.walk() if isinstance(here.layer, Nonlinearity))

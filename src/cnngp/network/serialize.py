@@ -1,4 +1,4 @@
-"""Networks as JSON and back, and the fingerprint that stores and caches are keyed by."""
+"""Networks as JSON and back, and the fingerprint that stores and caches use as a key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def to_json(net: Network) -> str:
 
 
 def from_json(text: str) -> Network:
-    """The network that `to_json` wrote. Unknown layers, fields and versions are refused.
+    """Read a network from the JSON text of `to_json`. Unknown layers, fields and versions raise `NetworkError`.
 
     >>> from cnngp import Conv, from_json
     >>> from_json(Conv(3).to_json())
@@ -41,8 +41,8 @@ def fingerprint(net: Network) -> str:
 
 
 def _encode(net: Layer, by_value: bool = False, depth: int = 0) -> dict[str, Any]:
-    """All fields, defaults too, so that a changed default can never change an old file's meaning."""
-    if depth > _MAX_DEPTH and not by_value:  # what is written can be read back
+    """Write all fields, including defaults, so that a changed default never changes what an old file means."""
+    if depth > _MAX_DEPTH and not by_value:  # `_decode` has the same limit, so whatever is written can be read
         raise NetworkError(f"the network is nested more than {_MAX_DEPTH} deep; put its layers into one Sequential")
     data: dict[str, Any] = {"layer": type(net).__name__}
     if isinstance(net, Elementwise) and not isinstance(net.fn, str):
@@ -86,7 +86,7 @@ def _decode(data: Any, depth: int) -> Layer:
 
 
 def _flatten(net: Layer) -> Layer:
-    """Nested sequences spelled flat and idle Identity layers dropped: the same steps, so the same fingerprint."""
+    """Flatten nested sequences and drop idle Identity layers: the same steps get the same fingerprint."""
     match net:
         case Sequential():
             flat: list[Layer] = []

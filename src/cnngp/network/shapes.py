@@ -1,11 +1,11 @@
-"""Layers on sizes: for each axis and each output location the input locations that are summed, as plain integers.
+"""Linear layers on given sizes: the input locations that each output location sums, per axis, as plain integers.
 
-Pooling needs K(p, q) for locations p of the one image and q of the other. For one displacement d = q − p, the map
+Pooling needs K(p, q) for a location p of one image and q of the other. For one displacement d = q − p, the map
 p ↦ K(p, p + d) is called a *sheet*. A filter reads both images at the same offset, and a nonlinearity reads one pair of
-locations, so both act on each sheet alone; only pools mix sheets. A network therefore needs known sheets of each layer,
-and they are found from the output backwards: a Dense layer needs d = 0, a stride multiplies, a pool widens the set by
-its size, a global pool asks for every displacement. (The case of strides alone is in Garriga-Alonso and van der Wilk,
-UAI 2021.) A sheet is held on its overlap, the locations p for which p and p + d are both inside.
+locations, so both act on each sheet alone; only pools mix sheets. The sheets that a network needs of each layer are
+found from the output backwards: a Dense layer needs d = 0, a stride multiplies d, a pool widens the set by its size,
+and a global pool needs every displacement. (The case of strides alone is in Garriga-Alonso and van der Wilk,
+UAI 2021.) A sheet is stored on its overlap, the locations p for which p and p + d are both inside the image.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from .layers import AvgPool, Conv, Convolution, ConvTranspose, Dense, GlobalAvgP
 Spatial = tuple[int, ...]
 Displacement = tuple[int, ...]
 LinearLayer: TypeAlias = Conv | ConvTranspose | Dense | AvgPool | GlobalAvgPool
-_SHORT = 64  # maps of longer axes take memory that is given back
-# More sheets than this, or sums of sheets, would take minutes to plan, and hours for a few pairs.
+_SHORT = 64  # maps of longer axes are not cached: they take too much memory
+# More sheets, or sums of sheets, than this would take minutes to plan and hours for a few pairs.
 MOST_SHEETS, MOST_SUMS = 60_000, 1_000_000
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What one sheet of the input gives to one sheet of the output, along one axis.
+    """Contribution of one input sheet to one output sheet, along one axis.
 
-    `sums` counts from the beginning of the two overlaps; the result is multiplied by `weight`.
+    `sums` counts locations from the start of the two overlaps; the result is multiplied by `weight`.
     """
 
     d: int
@@ -43,7 +43,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class AxisMap:
-    """A linear layer along one axis: `pieces(D)` says which sheets of the input make the sheet D of its output."""
+    """A linear layer along one axis: `pieces(D)` lists the input sheets that make up the output sheet D."""
 
     size: int
     out_size: int
@@ -51,7 +51,7 @@ class AxisMap:
 
 
 def check_input_shape(input_shape: Sequence[int]) -> tuple[int, Spatial]:
-    """(channels, spatial shape) of (C,), (C, L), (C, H, W) or (C, D, H, W)."""
+    """Split (C,), (C, L), (C, H, W) or (C, D, H, W) into (channels, spatial shape)."""
     try:
         shape = tuple(operator.index(n) for n in input_shape)
     except TypeError:
@@ -69,14 +69,14 @@ def shape_text(spatial: Spatial) -> str:
 
 
 def windows(layer: Convolution | AvgPool, axes: int, place: str) -> tuple[Window, ...]:
-    """The layer's window along each of the input's axes."""
+    """Windows of the layer, one for each axis of the input."""
     is_pool = isinstance(layer, AvgPool)
     if axes == 0:
         advice = "leave it out" if is_pool else "use Dense()"
         raise NetworkError(f"{layer!r} needs spatial axes, but its input has one location; {advice}", place)
 
     def spread(name: str, value: PerAxis) -> tuple[int, ...]:
-        """One value for each of the input's axes."""
+        """Return one value for each axis of the input."""
         values = value if isinstance(value, tuple) else (value,) * axes
         if len(values) != axes:
             told = f"{layer!r} has {name}={value!r} for {len(values)} axes, but its input has {axes}"
@@ -109,7 +109,7 @@ def windows(layer: Convolution | AvgPool, axes: int, place: str) -> tuple[Window
 
 
 def axis_maps(layer: LinearLayer, spatial: Spatial, place: str) -> tuple[AxisMap, ...]:
-    """What a linear layer does along each axis of its input, for every displacement between two images."""
+    """Effect of a linear layer along each axis of its input, for every displacement between locations."""
     match layer:
         case Dense():
             return tuple(_kept(dense, size) for size in spatial)
@@ -156,7 +156,7 @@ def _remembered(make: Callable[..., AxisMap], *args: Any) -> AxisMap:
 
 
 def _kept(make: Callable[..., AxisMap], *args: Any) -> AxisMap:
-    """Maps of short axes are made once: a network repeats its layers, and a choice compares many of one size."""
+    """Cache maps of short axes: a network repeats its layers, and a search compares many networks on one size."""
     is_short = all(a <= _SHORT for a in args if isinstance(a, int))
     return _remembered(make, *args) if is_short else make(*args)
 
@@ -166,9 +166,9 @@ def convolution(window: Window, size: int) -> AxisMap:
 
 
 def transposed_convolution(window: Window, size: int, out_size: int) -> AxisMap:
-    """The adjoint of `convolution(window, out_size)`: output μ adds the inputs m whose window reads μ."""
+    """The adjoint of `convolution(window, out_size)`: output μ sums the inputs m whose window reads μ."""
     taps = []
-    for t in reversed(range(window.kernel)):  # so that the inputs of an output are in rising order
+    for t in reversed(range(window.kernel)):  # so that the inputs of an output are in ascending order
         tap: list[int | None] = [None] * out_size
         for m in range(size):
             mu = m * window.stride - window.before + t * window.dilation
@@ -179,12 +179,12 @@ def transposed_convolution(window: Window, size: int, out_size: int) -> AxisMap:
 
 
 def dense(size: int) -> AxisMap:
-    """Every location has weights of its own, so only equal locations count."""
+    """Map of a dense layer: every location has weights of its own, so only equal locations contribute."""
     return _tied(size, 1, tuple((p,) for p in range(size)))
 
 
 def _tied(size: int, out_size: int, taps: tuple[tuple[int | None, ...], ...]) -> AxisMap:
-    """Output P adds the inputs taps[t][P] with the weight t; a weight is shared by the locations P and Q = P + D."""
+    """Map of shared weights: output P sums the inputs taps[t][P] over t, and weight t is the same at P and P + D."""
 
     @cache
     def pieces(D: int) -> tuple[Piece, ...]:
@@ -203,7 +203,7 @@ def _tied(size: int, out_size: int, taps: tuple[tuple[int | None, ...], ...]) ->
 
 
 def pool(window: Window, size: int, count_include_pad: bool = True) -> AxisMap:
-    """Output P averages its window; any two of the locations in the windows of P and Q count."""
+    """Map of an average pool: every pair of locations in the windows of P and Q = P + D contributes."""
     out_size = window.output_size(size)
     starts = [P * window.stride - window.before for P in range(out_size)]
     inside = [(max(0, start), min(size, start + window.kernel)) for start in starts]
@@ -226,12 +226,12 @@ def pool(window: Window, size: int, count_include_pad: bool = True) -> AxisMap:
 
 
 def overlap(size: int, d: int) -> tuple[int, int]:
-    """Where the locations p with p and p + d inside an axis begin, and how many there are."""
+    """First location p with both p and p + d inside an axis, and the number of such locations."""
     return max(0, -d), max(0, size - abs(d))
 
 
 def needed(axes: Iterable[AxisMap], wanted: frozenset[Displacement]) -> frozenset[Displacement]:
-    """The sheets of a layer's input that the wanted sheets of its output are made of."""
+    """Sheets of a layer's input that the wanted sheets of its output depend on."""
     maps = tuple(axes)
     found: set[Displacement] = set()
     for D in wanted:
@@ -251,18 +251,18 @@ def needed(axes: Iterable[AxisMap], wanted: frozenset[Displacement]) -> frozense
 
 
 def in_order(displacements: Iterable[Displacement]) -> list[Displacement]:
-    """The order in which sheets are computed: the diagonal first, because its variances are what the others read."""
+    """Order in which sheets are computed: the diagonal first, because the others read its variances."""
     return sorted(displacements, key=lambda d: (any(d), d))
 
 
 def filter_size(layer: Convolution, axes: int) -> int:
-    """The number of filter elements per channel."""
+    """Number of filter elements per channel."""
     k = layer.kernel_size
     return math.prod(k) if isinstance(k, tuple) else k**axes
 
 
 def sum_scale(layer: LinearLayer, spatial: Spatial) -> float:
-    """What the sum over locations is multiplied by: weight_var · s, weight_var / locations, 1 / pairs of locations."""
+    """Factor of the sum over locations: weight_var · s, weight_var / locations, or 1 / pairs of locations."""
     match layer:
         case Dense():
             return layer.weight_var / math.prod(spatial)

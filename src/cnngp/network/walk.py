@@ -1,7 +1,7 @@
-"""A network as its layers with their places, such as layers[3].branches[1], and the numbers there that may be learned.
+"""Traversal of a network: its layers with their places, such as layers[3].branches[1], and their learnable parameters.
 
-Messages and parameters name these places: {"layers[0].weight_var": 1.0, …}. Parameters are the variances of weights and
-biases, the gain of a ReLU, the slope of a LeakyReLU, the gamma of an Rbf or NormalizedExp.
+Messages and parameters use these places: {"layers[0].weight_var": 1.0, …}. Parameters are the variances of weights and
+biases, the gain of a ReLU, the slope of a LeakyReLU, and the gamma of an Rbf or NormalizedExp.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from .layers import Conv, ConvTranspose, Dense, Elementwise, Layer, Nonlinearity
 
 
 def name_of(place: str, field: str) -> str:
-    """The name of a field of the layer at a place; of a network that is one layer, the field itself."""
+    """Name of a field of the layer at a place; if the network is a single layer, the field alone."""
     return f"{place}.{field}" if place else field
 
 
 def inside(net: Layer, place: str = "") -> list[tuple[str, Layer]]:
-    """The layers that a `Sequential` or a `Sum` is made of, with their places; none of any other layer."""
+    """Children of a `Sequential` or `Sum` with their places; empty for any other layer."""
     if not isinstance(net, Sequential | Sum):
         return []
     field, parts = ("layers", net.layers) if isinstance(net, Sequential) else ("branches", net.branches)
@@ -25,7 +25,7 @@ def inside(net: Layer, place: str = "") -> list[tuple[str, Layer]]:
 
 
 def leaves(net: Layer, place: str = "") -> Iterator[tuple[str, Layer]]:
-    """All layers that are not made of others, with their places, in the order of the network."""
+    """Yield all layers that are not containers, with their places, in the order of the network."""
     if not isinstance(net, Sequential | Sum):
         yield place, net
     for where, layer in inside(net, place):
@@ -33,7 +33,7 @@ def leaves(net: Layer, place: str = "") -> Iterator[tuple[str, Layer]]:
 
 
 def with_leaves(net: Layer, change: Callable[[str, Layer], Layer], place: str = "") -> Layer:
-    """The network with `change(place, layer)` in place of each layer that is not made of others."""
+    """Return the network with each layer that is not a container replaced by `change(place, layer)`."""
     parts = [with_leaves(layer, change, where) for where, layer in inside(net, place)]
     match net:
         case Sequential():
@@ -45,12 +45,12 @@ def with_leaves(net: Layer, change: Callable[[str, Layer], Layer], place: str = 
 
 
 def has_bare_function(net: Layer) -> bool:
-    """Whether a network holds a function without a name, whose values may change under it."""
+    """True if a network holds an unnamed function, whose values may change between calls."""
     return any(isinstance(layer, Elementwise) and not isinstance(layer.fn, str) for _, layer in leaves(net))
 
 
 def learned(layer: Layer) -> tuple[str, ...]:
-    """The fields of one layer that are parameters."""
+    """Fields of one layer that are learnable parameters."""
     match layer:
         case Conv() | ConvTranspose() | Dense():
             return ("weight_var", "bias_var")

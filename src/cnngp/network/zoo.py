@@ -28,7 +28,7 @@ from .layers import (
 
 
 def convnet(gain: float = math.sqrt(2.0)) -> Network:
-    """The paper's ConvNet GP: seven 7×7 convolutions. `gain=1.0` is the authors' later code."""
+    """The paper's ConvNet GP: seven 7×7 convolutions. The authors' later code has `gain=1.0`."""
     layers: list[Network] = []
     for _ in range(7):
         layers += [Conv(7, weight_var=2.79, bias_var=7.86, fan_in="channels"), ReLU(gain)]
@@ -36,7 +36,7 @@ def convnet(gain: float = math.sqrt(2.0)) -> Network:
 
 
 def residual_cnn(gain: float = math.sqrt(2.0)) -> Network:
-    """The paper's Residual CNN GP: eight blocks that add after the ReLU, so adding their kernels is not exact."""
+    """The paper's Residual CNN GP: eight blocks that add after the ReLU, which makes the sum of kernels inexact."""
 
     def conv() -> Conv:
         return Conv(4, weight_var=7.27, bias_var=4.69, fan_in="channels")
@@ -48,9 +48,9 @@ def residual_cnn(gain: float = math.sqrt(2.0)) -> Network:
 def resnet(depth: int = 32, pool: Literal["global"] | int | None = None) -> Network:
     """The paper's ResNet GP: a 3×3 convolution, three stages of pre-activation blocks, two dense layers.
 
-    `depth` is 6n + 2 for n blocks a stage: 8, 14, 20, 26, 32, 44, 56, 110, … `pool="global"` is He's network as it was
-    meant: the mean over all locations after the last nonlinearity, then one dense layer. An integer is a pool of that
-    size and stride 1 in its place, which costs less.
+    `depth` is 6n + 2 for n blocks per stage: 8, 14, 20, 26, 32, 44, 56, 110, … `pool="global"` ends the network as in
+    He et al.: the mean over all locations after the last nonlinearity, then one dense layer. An integer replaces this
+    by a pool of that size and stride 1, which costs less.
     """
     if not (pool in (None, "global") or is_whole(pool, least=1)):
         raise NetworkError(f"zoo.resnet: pool={pool!r} is not None, 'global' or a positive integer")
@@ -71,7 +71,7 @@ def resnet(depth: int = 32, pool: Literal["global"] | int | None = None) -> Netw
 def lenet(weight_var: float = 2.0, bias_var: float = 0.1) -> Network:
     """LeCun et al. 1998 with ReLUs: two 5×5 convolutions, each with a 2×2 average pool, and three dense layers.
 
-    The first convolution keeps the size of 28×28 images, as if they were the original's 32×32.
+    The first convolution is padded, so that 28×28 images give maps of the same size as the original's 32×32 images.
     """
     first = Conv(5, weight_var=weight_var, bias_var=bias_var)
     second = Conv(5, padding="valid", weight_var=weight_var, bias_var=bias_var)
@@ -81,14 +81,14 @@ def lenet(weight_var: float = 2.0, bias_var: float = 0.1) -> Network:
 
 
 _MYRTLE = {4: (1, 1, 1), 5: (2, 1, 1), 7: (2, 2, 2), 10: (3, 3, 3)}
-"""How many convolutions stand before each of the three pools; the dense layer makes the number of layers whole."""
+"""Number of convolutions before each of the three pools, by depth; the dense layer counts as one more."""
 
 
 def myrtle(depth: int = 5, nonlinearity: Literal["relu", "exp"] = "relu") -> Network:
     """The Myrtle networks of Shankar et al. 2020, `depth` 5, 7 or 10, or 4: 3×3 convolutions and 2×2 average pools.
 
-    The published ones end in three 2×2 pools, which average all that is left of a 32×32 image; here it is the global
-    pool, the same on those images and defined on all others. "exp" is their normalised Gaussian, `NormalizedExp(1)`.
+    The published ones end in three 2×2 pools, which average all that is left of a 32×32 image; the global pool here is
+    the same on those images and defined on all others. "exp" is their normalised Gaussian, `NormalizedExp(1)`.
     """
     _check_depth("myrtle", depth)
     if depth not in _MYRTLE:
@@ -109,14 +109,14 @@ def pooled_cnn(
     even: bool = False,
     nonlinearity: Literal["relu", "exp"] = "relu",
 ) -> Network:
-    """3×3 convolutions that end in a pool of stride 1: the most accurate at what they cost, for digits and others.
+    """3×3 convolutions that end in an average pool of stride 1: the most accurate networks at their cost on digits.
 
-    A pool that moves by one place forgives small shifts and still knows where things are. `halvings` is how often the
-    image is halved before (`halvings_for`). Per pair of 28×28 images `"small"` has 33 thousand covariances, `"medium"`
-    112 and `"large"` 424 (`python -m benchmarks.recipes`). `pool="global"` averages over all places instead, for
-    textures, and an integer over a window of this side. `even` begins with `Abs` in place of the first nonlinearity: an
-    image and its negative are then the same. "exp" is `NormalizedExp(1)`, for photographs. All of them do the same to
-    an image and to its mirror image where sides are even as often as they are halved.
+    A pool of stride 1 tolerates small shifts and still preserves positions. `halvings` is the number of times that the
+    image is halved before it (`halvings_for`). Per pair of 28×28 images `"small"` has 33 thousand covariances,
+    `"medium"` 112 and `"large"` 424 (`python -m benchmarks.recipes`). `pool="global"` averages over all locations
+    instead, for textures; an integer averages over windows of that side. `even=True` replaces the first nonlinearity
+    by `Abs`, so that an image and its negative are equivalent. "exp" is `NormalizedExp(1)`, for photographs. The kernel
+    does not change when both images are mirrored, provided that the sides are even at each halving.
     """
     if size not in POOLED_SIZES:
         raise NetworkError(f"zoo.pooled_cnn: size={size!r} is not one of {', '.join(map(repr, POOLED_SIZES))}")
@@ -136,26 +136,26 @@ def pooled_cnn(
 
 
 def _nonlinearity(name: str, given: object) -> tuple[Layer, float]:
-    """The layer, and the variance of weights with which it keeps the scale of its input."""
+    """Return the layer and the weight variance with which it preserves the scale of its input."""
     if given not in ("relu", "exp"):
         raise NetworkError(f"zoo.{name}: nonlinearity={given!r} is not 'relu' or 'exp'")
     return (ReLU(), 2.0) if given == "relu" else (NormalizedExp(), 1.0)
 
 
 POOLED_SIZES: dict[str, tuple[int, int]] = {"small": (3, 3), "medium": (4, 5), "large": (5, 5)}
-"""The side of the last pool of each `pooled_cnn`: of images that are not halved before, and of those that are."""
+"""Side of the last pool of each `pooled_cnn`: for images that are not halved before it, and for those that are."""
 
 
 def pool_of(size: str, halvings: int) -> int:
-    """The side of a `pooled_cnn`'s last pool, which has to fit into the halved image."""
+    """Side of a `pooled_cnn`'s last pool, which has to fit into the halved image."""
     return POOLED_SIZES[size][halvings > 0]
 
 
 def halvings_for(side: int) -> int:
-    """How often images whose shorter side has `side` places are halved, so that 10 to 19 are left of it.
+    """Number of halvings for images whose shorter side is `side`; from 10 locations on it leaves 10 to 19.
 
-    Found by leave-one-out and on images held out of the training ones, for digits of 8×8, 14×14, 28×28 and 56×56 and
-    for drawn things of 8×8 and 16×16; see docs/pooling.md.
+    Chosen by leave-one-out and by held-out training images, for digits of 8×8, 14×14, 28×28 and 56×56 and for drawn
+    shapes of 8×8 and 16×16; see docs/pooling.md.
 
     >>> [halvings_for(side) for side in (8, 16, 28, 32, 64)]
     [0, 0, 1, 1, 2]
@@ -178,14 +178,14 @@ def dense_nngp(
 
 
 def dense_even() -> Network:
-    """One fully connected hidden layer of `Abs`: an input and its negative are the same."""
+    """One fully connected hidden layer of `Abs`: an input and its negative are equivalent."""
     return Sequential(Dense(), Abs(), Dense())
 
 
 def rbf(gamma: float = 16.0) -> Network:
     """The RBF kernel on the pixels, exp(−gamma·D) with D the mean squared difference of two images.
 
-    For a lengthscale ℓ, exp(−Σ(x − x')²/2ℓ²), gamma is d/(2ℓ²) with d pixels times channels.
+    A lengthscale ℓ, exp(−Σ(x − x')²/2ℓ²), corresponds to gamma = d/(2ℓ²) with d = pixels · channels.
     """
     return Sequential(Dense(), Rbf(gamma), Dense())
 
@@ -199,9 +199,9 @@ def conv_gp(
 ) -> Network:
     """The convolutional GP of van der Wilk et al. 2017, exact: an RBF kernel summed over all pairs of patches.
 
-    The mean of exp(−gamma·D) over every patch of the one image and every patch of the other, D their mean squared
-    difference. An integer `pool` compares only patches that a window of that size holds, each window with a weight of
-    its own: patches then count by where they are, and a pair of images costs far less. `pixel_gamma` adds the RBF
+    The mean of exp(−gamma·D) over all pairs of a patch of one image and a patch of the other, D their mean squared
+    difference. An integer `pool` compares only patches within the same window of that size, and each window has weights
+    of its own: the positions of patches then matter, and a pair of images costs far less. `pixel_gamma` adds the RBF
     kernel on whole images, with variance `pixel_var`.
     """
     if pool != "global" and not is_whole(pool, least=1):

@@ -1,4 +1,4 @@
-"""What every engine offers, of matrices and of gradients, and the one check of numeric range before long work."""
+"""Interfaces of engines, for matrices and for gradients, and the check of numeric range before long computations."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..series.packed import SeriesTables
 
 Array = NDArray[np.float64]
 Advance = Callable[[int], None] | None
-"""Told how many pairs were done since it was last told."""
+"""Progress callback, given the number of pairs computed since its last call."""
 
 
 @runtime_checkable
 class DiagonalEngine(Protocol):
-    """What knows the variances of images."""
+    """An object that computes the variances of images."""
 
     def diagonal(self, X: Any) -> Array:
         """K(x, x) for each image, from the variance recursion in float64. Raises `RangeError`."""
@@ -29,20 +29,20 @@ class DiagonalEngine(Protocol):
 
 
 class Engine(DiagonalEngine, Protocol):
-    """Runs one program. Images come as (N, channels, locations), C-contiguous, in the engine's `dtype`.
+    """Runs one program. Images are (N, channels, locations), C-contiguous, in the engine's `dtype`.
 
-    K is the kernel of the kind that was asked for: Θ where that is "ntk".
+    K is the kernel of the program's kind: Θ for "ntk".
 
     K[i, j] depends on the two images alone: bit-identical for any batch, tile, thread count and argument order;
-    with pools the order of the arguments may move the last bits.
+    with pools the order of the arguments may change the last bits.
     """
 
     dtype: np.dtype[Any]
     identity: str
-    """What a store records: it changes whenever the bits of a result may."""
+    """Name recorded in stores; it changes whenever the bits of a result may change."""
 
     def cross(self, X: Any, Z: Any, output: Output = "numpy", advance: Advance = None) -> Any:
-        """K(x, z) for every pair: (N, M) in `dtype`. Images are known to be in range."""
+        """K(x, z) for every pair, (N, M) in `dtype`. The images must be in range."""
         ...
 
     def symmetric(self, X: Any, output: Output = "numpy", advance: Advance = None) -> Any:
@@ -55,12 +55,12 @@ class TangentEngine(Engine, Protocol):
     """An engine that runs programs of kind "ntk"."""
 
     def both(self, X: Any, Z: Any | None, output: Output = "numpy", advance: Advance = None) -> tuple[Any, Any]:
-        """(K, Θ) from one pass, of pairs or of one set of images; Θ has the bits that it has alone."""
+        """(K, Θ) from one pass, for two sets of images or one; Θ has the same bits as when computed alone."""
         ...
 
 
 class RangeError(ValueError):
-    """A variance that the working precision cannot hold.
+    """Error for a variance that the working precision cannot hold.
 
     >>> from cnngp import Dense, Kernel
     >>> Kernel(Dense(), device="cpu")([[1e30, 0.0]])  # doctest: +ELLIPSIS
@@ -69,7 +69,8 @@ class RangeError(ValueError):
     """
 
 
-# Buffer units keep typical values near one (program/nodes.py), so only images of extreme scale come near these.
+# Exponents of the allowed range. Units keep typical values near one (program/nodes.py), so only images of extreme scale
+# come near its ends.
 _EXPONENTS = {4: (-90, 100), 8: (-900, 900)}
 
 
@@ -81,14 +82,14 @@ def check_range(
     diagonal: Array,
     theta: Array | None = None,
 ) -> Array:
-    """Refuse images whose variances leave the working precision or a series, before any pair is computed.
+    """Raise an error for images whose variances exceed the working precision or a series, before any pair is computed.
 
-    Returns the largest of the peaks of all images, (activations,).
+    Returns the maximum of the peaks over all images, (activations,).
 
-    peaks: (N, activations), the largest variance of each image at each nonlinearity, in buffer units. Of a Step, which
-    makes as much of a tiny variance as of a large one, the largest of all variances and of their inverses; a variance
-    of exactly zero counts for nothing.
-    diagonal: (N,), the true K(x, x). theta: (N,), the true Θ(x, x) of a program that has it.
+    peaks: (N, activations), the largest variance of each image at each nonlinearity, in buffer units. For a Step, which
+    depends on a tiny variance as much as on a large one, the largest of all variances and their inverses; variances of
+    exactly zero are ignored.
+    diagonal: (N,), the true K(x, x). theta: (N,), the true Θ(x, x) if the program computes it.
     """
     info = np.finfo(dtype)
     other = "use dtype='float64', or rescale the images" if dtype.itemsize == 4 else "rescale the images"
@@ -107,7 +108,7 @@ def check_range(
                 f"image {i} has variance {variance:.3g} at {a.place or 'the nonlinearity'} ({a.layer!r}), "
                 f"which {dtype.name} cannot carry; {other}"
             )
-        series.check(a, float(peaks[:, s].max()))  # what follows a series beyond its reach has no meaning
+        series.check(a, float(peaks[:, s].max()))  # in order: results after a series beyond its range are meaningless
     ends = [("K", diagonal, program.unit)]
     if program.theta is not None and theta is not None:
         ends.append(("Θ", theta, program.theta_unit))
@@ -117,17 +118,17 @@ def check_range(
         if bad.any():
             i = int(np.argmax(bad))
             raise RangeError(f"{name}(x, x) of image {i} is {values[i]:.3g}, which does not fit {dtype.name}; {other}")
-    if program.largest_number > float(info.max):  # and 0 times infinity would be NaN for blank images
+    if program.largest_number > float(info.max):  # as infinity it would give NaN for blank images
         raise RangeError(f"the variances of this network are too large or too small for {dtype.name}; {other}")
     return np.asarray(peaks.max(axis=0))
 
 
-# Variances are computed in float64, where the square of a smaller pixel is no longer a normal number.
+# Variances are computed in float64, in which the square of a smaller pixel is subnormal.
 _SMALLEST_PIXEL = 2.0**-500
 
 
 def check_pixels(X: Any, dtype: np.dtype[Any], name: str = "X", first: int = 0) -> None:
-    """Refuse images (N, channels, …) whose squares leave the working precision; `first` is the number of the first."""
+    """Raise `RangeError` for images (N, channels, …) whose squares are out of range; `first` is the first's index."""
     rows = X.reshape(len(X), -1)
     largest = np.maximum(to_numpy(rows.max(axis=1)), -to_numpy(rows.min(axis=1))).astype(np.float64)
     top = float(largest.max())
@@ -147,16 +148,16 @@ def check_pixels(X: Any, dtype: np.dtype[Any], name: str = "X", first: int = 0) 
 
 
 def _variance_range(a: Activation, dtype: np.dtype[Any]) -> tuple[float, float]:
-    """The largest variance of an image must lie between these, in buffer units."""
+    """Bounds of the largest variance of an image, in buffer units."""
     low, high = (2.0 ** (e / a.formula.degree) for e in _EXPONENTS[dtype.itemsize])
     if a.formula.homogeneous:
         return low, high  # the unit does not matter
     if a.formula.any_scale:
-        return 0.5, 1.0 / low  # of a variance or its inverse
+        return 0.5, 1.0 / low  # for the larger of a variance and its inverse
     if a.formula.blank_is_one:
-        low = 0.0  # of a variance too small to hold V is 1, as it should be
+        low = 0.0  # V is correctly 1 for a variance too small to represent
     if a.formula.exponential:
-        high = {4: 2.0**20, 8: 2.0**45}[dtype.itemsize]  # with K and m rounded, no digit of e^(K − m) is left beyond
+        high = {4: 2.0**20, 8: 2.0**45}[dtype.itemsize]  # beyond, rounding K and m leaves no digit of e^(K − m)
     return max(low, low / a.unit), min(2.0 ** _EXPONENTS[dtype.itemsize][1], high / a.unit)
 
 
@@ -164,7 +165,7 @@ def _variance_range(a: Activation, dtype: np.dtype[Any]) -> tuple[float, float]:
 
 
 class Gradient(NamedTuple):
-    """Σ G ∂K/∂θ by name, and Σ G ∂K/∂pixel, (N, pixels), where the program goes on to the images."""
+    """Σ G ∂K/∂θ by name, and Σ G ∂K/∂pixel, (N, pixels), if the program differentiates by the images."""
 
     parameters: dict[str, float]
     of_x: Array | None
@@ -172,18 +173,18 @@ class Gradient(NamedTuple):
 
 
 class GradientEngine(Protocol):
-    """Gradients of one network. Images come as `Engine` takes them, known to be in range."""
+    """Gradients of one network. Images have the form that `Engine` takes, and must be in range."""
 
     identity: str
-    """Changes whenever a result may."""
+    """Changes whenever a result may change."""
 
     def gradient(self, X: Any, Z: Any | None, G: Array, advance: Advance = None) -> Gradient:
-        """Σ G ∂K/∂θ; without Z, of the matrix of X with both triangles and its diagonal."""
+        """Σ G ∂K/∂θ; without Z, for the whole matrix of X including its diagonal."""
         ...
 
 
 def checked_weights(G: Any, shape: tuple[int, int]) -> Array:
-    """G as float64, if it is a matrix of finite numbers, one for each entry of K."""
+    """Return G as float64; raise `DataError` unless it has a finite number for each entry of K."""
     weights: Array = as_real(to_numpy(in_place(G, "G"), "G"), "G").astype(np.float64)
     if weights.shape != shape:
         raise DataError(f"G has shape {weights.shape}; expected {shape}, a number for each entry of the kernel matrix")
@@ -194,9 +195,9 @@ def checked_weights(G: Any, shape: tuple[int, int]) -> Array:
 
 
 def prepared(G: Array, symmetric: bool) -> tuple[Array, Array, int]:
-    """(weights of the pairs, weights of the diagonal, exponent): G as numbers up to one, times 2^exponent.
+    """Return (weights of the pairs, weights of the diagonal, exponent): G scaled to at most one, times 2^exponent.
 
-    Of the matrix of one set, a pair above the diagonal stands for its mirror image too, and those below get nothing.
+    In a symmetric matrix an entry above the diagonal includes the weight of its mirror image; those below are zero.
     """
     exponent = math.frexp(float(np.max(np.abs(G), initial=0.0)))[1]
     weights: Array = np.ldexp(G, -exponent)
@@ -208,7 +209,7 @@ def prepared(G: Array, symmetric: bool) -> tuple[Array, Array, int]:
 def finished(
     program: Program, shares: Iterable[tuple[str, float]], of_x: Array | None, of_z: Array | None, exponent: int
 ) -> Gradient:
-    """The gradient in true units, from what parameters and pixels got in those of the program and 2^exponent."""
+    """Convert gradients by parameters and pixels from the program's unit and 2^exponent to true units."""
 
     def in_true_units(values: Array) -> Array:
         with np.errstate(over="ignore"):

@@ -1,12 +1,12 @@
-"""The nonlinearities, a file each: their mathematics once, for every engine.
+"""Formulas of the nonlinearities, one file each, written once for all engines.
 
-    family.py       what a nonlinearity is to programs (`Formula`) and to engines (`Family`)
-    primitives.py   the functions that formulas are written in
-    relu.py …       f, its slope, its derivatives, what tables keep, and the rows of its layers
+    family.py       the interface of a nonlinearity to programs (`Formula`) and to engines (`Family`)
+    primitives.py   the functions in which formulas are written
+    relu.py …       f, its slope, its derivatives, its table entries, and the `Formula` of each layer
 
-Files are found by being here. The CPU engine compiles these functions (engines/cpu/rows/), the CUDA engine writes them
-as text (engines/cuda/formula_text/). The definitions that both are tested against are in network/reference/, and
-share nothing with this.
+All files in this folder are imported. The CPU engine compiles these functions (engines/cpu/rows/), the CUDA engine
+writes them as text (engines/cuda/formula_text/). Both are tested against the definitions in network/reference/, which
+share no code with these.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def arcsine(x: Any) -> Any:
 
 
 def root(x: Any, a: Any, b: Any, c: Any) -> Any:
-    """√(1 − x²); 1 − x² is at least d + d' − dd', d = 1/(1 + 2K₁) = t²/(2 unit), because |K| ≤ √(K₁K₂)."""
+    """Return √(1 − x²); 1 − x² ≥ d + d' − dd', d = 1/(1 + 2K₁) = t²/(2 unit), because |K| ≤ √(K₁K₂)."""
     size = absolute(x)
     d1, d2 = a[0] * c[1], b[0] * c[1]
     d1, d2 = d1 * d1, d2 * d2
@@ -53,7 +53,7 @@ def table(K: Any, x: Any) -> Any:
 
 
 def diagonal(K: Any, x: Any) -> Any:
-    """asin(2K/(1 + 2K)), exact for large K."""
+    """Return asin(2K/(1 + 2K)), accurate for large K."""
     true = x[0] * K
     return atan2(2.0 * true, sqrt(1.0 + 4.0 * true))
 

@@ -1,9 +1,8 @@
-"""What a formula is to programs and engines: a `Family` of functions, and for each layer a `Formula`, its row.
+"""Interface of a formula to programs and engines: a `Family` of functions, and a `Formula` for each layer.
 
-A map is held in a unit: true K = unit · K. A nonlinearity becomes V = factor · f(K), where f belongs to a family, and
-the constants are moved into the factor, which is the unit of what comes out. The slope of f is f' = ∂f/∂K, both in the
-units of their maps, so that V̇ = E[φ'φ'] = ∂V/∂K = (factor/unit) · f'. The tangent kernel multiplies with it, and
-gradients too.
+Each map has a unit: true K = unit · K. A nonlinearity becomes V = factor · f(K), where f belongs to a family and the
+constants are moved into the factor, which is the unit of the result. The slope of f is f' = ∂f/∂K, both in the units of
+their maps, so that V̇ = E[φ'φ'] = ∂V/∂K = (factor/unit) · f'. The tangent kernel and gradients multiply by it.
 """
 
 from __future__ import annotations
@@ -32,32 +31,33 @@ def one(K: Any, x: Any) -> Any:
 
 
 def inverse_root(K: Any, smallest: Any) -> Any:
-    """1/√K, and 0 where √K is not above `smallest`: there the correlation counts as 0."""
+    """Return 1/√K, and 0 where √K ≤ `smallest`: there the correlation counts as 0."""
     s = sqrt(K)
     return where_less(smallest, s, 1.0 / s, 0.0)
 
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """Nonlinearities with one formula f, as functions of operands (primitives.py).
+    """Nonlinearities with a common formula f, as functions of operands (primitives.py).
 
-    For pairs K is the covariance in buffer units, `a` and `b` are the numbers that the tables of the two images keep
-    for the location (two each; where `entries` is one, the second is not used), and `c` is what `constants` made of the
+    For pairs, K is the covariance in buffer units, `a` and `b` are the entries of the two images' tables for the
+    location (two each; if `entries` is one, the second is not used), and `c` is the result of `constants` for the
     activation's unit, α and β:
 
         value(K, a, b, c)    f
         slope(K, a, b, c)    f'
-        parts(K, a, b, c)    (f', what goes to the first variance and to the second, f or what its gradient's sums are
-                             made of: `shares_of` in program/reverse.py): for gradients
+        parts(K, a, b, c)    for gradients: (f', the derivative by the first variance and by the second, and two numbers
+                             for the sums of parameter gradients, of which the first is f in most families: see
+                             `shares_of` in program/reverse.py)
 
-    What goes to a variance lacks the factor that depends on that image alone: `still` has it. Of an image with itself,
-    in float64, with x = (unit, α, smallest):
+    The derivatives by variances lack a factor that depends on that image alone, which `still` returns. For an image
+    with itself, in float64, with x = (unit, α, smallest):
 
-        table(K, x)            the two numbers that a table keeps
+        table(K, x)            the two entries of a table
         diagonal(K, x)         f
         slope_diagonal(K, x)   f'
         still(K, x)            (df/dK, that factor, the two numbers of the sums)
-        peak(K, x)             what the range check looks at: see `check_range`
+        peak(K, x)             the number that the range check uses: see `check_range`
     """
 
     name: str
@@ -72,48 +72,48 @@ class Family:
     constants: Callable[..., Any] = only_unit
     peak: Callable[..., Any] = itself
     vectors: bool = False
-    """Whether the functions of an image with itself need no more than vectors have."""
+    """True if the functions of an image with itself use only primitives that vectors have."""
     whole: bool = False
-    """Whether tables are made of the mean of K over all locations; on CPUs alone."""
+    """True if tables are made from the mean of K over all locations; CPU only."""
 
 
 @dataclass(frozen=True)
 class Formula:
-    """A layer's row in the table of formulas."""
+    """The formula of one layer: its family, its constants, and properties that programs and checks need."""
 
     family: Family
     level: Callable[[float], float]
-    """log₂ of the V to expect where the variance is 2^level."""
+    """Typical log₂ V for a variance of 2^level."""
     slope_level: Callable[[float], float]
-    """log₂ of the V̇ to expect there."""
+    """Typical log₂ V̇ for that variance."""
     sign: Literal["nonnegative", "of K", "any"]
-    """What is known of V's sign."""
+    """Known sign of V."""
     factor: Callable[[float], float] = lambda unit: 1.0
     """V = factor(unit) · f."""
     no_slope: str = ""
-    """Why there is no V̇, where there is none."""
+    """Reason why there is no V̇, or empty."""
     no_gradient: str = ""
-    """Why K has no gradient, where it has none."""
+    """Reason why K has no gradient, or empty."""
     alpha: float = 1.0
     beta: float = 0.0
-    """Numbers of the layer that f takes. Of the ReLU's kind 1 − α, so that f(K₁) = K₁ at correlation one."""
+    """Parameters α and β of f. For RELU_LIKE β = 1 − α, so that f(K₁) = K₁ at correlation one."""
     homogeneous: bool = False
-    """Whether f follows the unit of K, so that no scale is out of reach."""
+    """True if f scales with the unit of K, so that any scale is possible."""
     argument: float = 1.0
-    """f takes argument · K: a factor that the unit of K can hold, so that no engine knows of it."""
+    """f takes argument · K: a factor that the unit of K absorbs, so that no engine needs it."""
     degree: int = 1
-    """Of a homogeneous f: how it grows with the scale of all variances."""
+    """Degree of a homogeneous f in the scale of all variances."""
     exponential: bool = False
-    """Whether f is of e^K: then the digits of K before the point are lost from V."""
+    """True if f is a function of e^K: as many digits as K has before the point are lost from V."""
     any_scale: bool = False
-    """Whether f makes as much of a tiny variance as of a large one, so that all must be within reach."""
+    """True if f depends on a tiny variance as much as on a large one, so that all must be within range."""
     blank_is_one: bool = False
-    """Whether V is not 0 where the variance is: then one too small to hold is no matter."""
+    """True if V is not 0 for a variance of 0: then a variance too small to represent does no harm."""
 
 
 @singledispatch
 def formula(layer: Nonlinearity) -> Formula:
-    """The row of a nonlinearity, which its file registers."""
+    """Return the formula of a nonlinearity, which its file registers."""
     raise NotImplementedError(f"no formula for {layer!r}")
 
 

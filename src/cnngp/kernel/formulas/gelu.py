@@ -3,8 +3,8 @@
     f' = unit · (¼ + (asin x + (x/q)(d + d' + dd' + dd' x²/q²))/2π)       d = t² = 1/(1 + K₁), q² ≥ d + d' − dd'
     ∂f/∂K₁ = q k'(k + 2t) − (x²/q)((4 + x²/q²)tt' + kt' + k't)            · unit · d/4π
 
-Tables keep √unit · t and k. 1 − |x| ≥ tt', which rounding breaks where variances are large. asin x and q must both see
-the same 1 − |x| in f: what its error does to the one cancels what it does to the other.
+Tables hold √unit · t and k. 1 − |x| ≥ tt' holds exactly, but rounding violates it for large variances. In f, asin x and
+q must use the same 1 − |x|, because the effects of its error on the two cancel.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def diagonal(K: Any, x: Any) -> Any:
     true = x[0] * K
     t2 = 1.0 / (1.0 + true)
     r, q = true * t2, sqrt(1.0 + 2.0 * true) * t2
-    angle = atan2(true, sqrt(1.0 + 2.0 * true))  # asin r, exact for large K
+    angle = atan2(true, sqrt(1.0 + 2.0 * true))  # asin r, accurate for large K
     return 0.25 * true + (true * angle + r * r * t2 / q + true * r * q) / (2.0 * PI)
 
 

@@ -1,9 +1,9 @@
-"""LayerNorm: f = K·t·t' with t = √(unit/(unit·K₁ + ε)) in the tables, and 0 where there is neither variance nor ε.
+"""LayerNorm: f = K·t·t' with t = √(unit/(unit·K₁ + ε)) in the tables, and 0 where both K₁ and ε are 0.
 
 f' = t·t'
 ∂f/∂K₁ = f        · −t²/2
 
-Over all locations it is the same with t made of the mean of K₁.
+With `over="all"` the formula is the same, with t made from the mean of K₁ over all locations.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     ∂f/∂K₁ = (1 − γ cos θ) e^{−γu} · s'        · (1/s)/2, s = √K₁
     ∂f/∂γ = −u f
 
-Tables keep s and 1/s. Where a variance is 0 so is f; for gradients the two images count as equal there.
+Tables hold s and 1/s. If a variance is 0, f is 0; for gradients the two images count as equal there.
 """
 
 from __future__ import annotations

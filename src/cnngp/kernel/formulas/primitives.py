@@ -1,8 +1,8 @@
-"""The functions that formulas are written in, beside + − · /. Operands are whatever the engine computes with.
+"""Functions in which formulas are written, besides + − · /. Operands are of the types with which an engine computes.
 
-On the CPU Numba compiles formulas: there an operand is a vector of pairs, or a float64 number of an image with itself,
-and engines/cpu/rows/forms.py says what each function becomes. On a card an operand is an `Operand` that writes
-itself as CUDA text. Python's own numbers stay numbers, so that a formula can be tried by hand.
+On the CPU Numba compiles formulas: an operand is a vector of pairs, or a float64 number of an image with itself, and
+engines/cpu/rows/forms.py implements each function. For a GPU an operand is an `Operand` that writes itself as CUDA
+text. Python's own numbers stay numbers, so that a formula can be tried by hand.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ PI = math.pi
 
 
 def _operator(symbol: str) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
-    """The methods of an operator, with the operand on its left and on its right."""
+    """Return the two methods of an operator, for an operand on its left and on its right."""
     return lambda a, b: a.applied(symbol, a, b), lambda a, b: a.applied(symbol, b, a)
 
 
 class Operand:
-    """Something that notes what is done to it; `applied` gives the result of a function or of an operator."""
+    """A symbolic number that records operations; `applied` gives the result of a function or of an operator."""
 
     def applied(self, function: str, *args: Any) -> Any:
         raise NotImplementedError
@@ -57,19 +57,19 @@ def _relu_h(u: float) -> float:
     return math.acos(1.0 - u) / (PI * math.sqrt(u)) if u > 0.0 else math.sqrt(2.0) / PI
 
 
-# ---- of vectors and of numbers -------------------------------------------------------------------------------------
+# ---- for vectors and numbers ---------------------------------------------------------------------------------------
 
 sqrt = _primitive("sqrt", math.sqrt)
 maximum = _primitive("maximum", max)
 where_less = _primitive("where_less", lambda a, b, yes, no: yes if a < b else no)
-"""yes where a < b, else no."""
+"""`yes` where a < b, else `no`."""
 
-# ---- of vectors: the formulas of pairs -----------------------------------------------------------------------------
+# ---- for vectors: the formulas of pairs ----------------------------------------------------------------------------
 
 absolute = _primitive("absolute", abs)
 positive = _primitive("positive", lambda x: max(x, 0.0))
 copysign = _primitive("copysign", math.copysign)
-"""A size with the sign of another number."""
+"""The magnitude of one number with the sign of another."""
 fma = _primitive("fma", lambda a, b, c: a * b + c)
 """a · b + c with one rounding."""
 negated_fma = _primitive("negated_fma", lambda a, b, c: c - a * b)
@@ -87,7 +87,7 @@ relu_g = _primitive("relu_g", _relu_g)
 relu_h = _primitive("relu_h", _relu_h)
 """θ/(π√u) for an acute θ: a polynomial."""
 
-# ---- of numbers: an image with itself ------------------------------------------------------------------------------
+# ---- for numbers: an image with itself -----------------------------------------------------------------------------
 
 exp = _primitive("exp", math.exp)
 expm1 = _primitive("expm1", math.expm1)

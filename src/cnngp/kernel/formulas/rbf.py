@@ -1,8 +1,8 @@
-"""Rbf: f = e^{K − (K₁ + K₂)/2} of 2γ·K, which the unit holds. Tables keep h = K₁/2.
+"""Rbf: f = e^{K − (K₁ + K₂)/2}, where K includes a factor 2γ that the unit absorbs. Tables hold h = K₁/2.
 
 f' = unit · f        at correlation one the unit
 ∂f/∂K₁ = f           · −unit/2
-log f is a multiple of γ, so the sums of a gradient have f · log f.
+log f is a multiple of γ, so the gradient by γ needs the sum of f · log f.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .primitives import exp_negative, negated_fma, positive
 
 
 def exponent(K: Any, a: Any, b: Any, c: Any) -> Any:
-    """K − (h + h') with one rounding, and never above 0."""
+    """Return K − (h + h') with one rounding, and never above 0."""
     return 0.0 - positive(negated_fma(K, c[0], a[0] + b[0]))
 
 

@@ -4,9 +4,9 @@
     R' = (π − θ)/π,  cos θ = K/p           1 at correlation one
     ∂R/∂K₁ = sin θ · s'  · (1/s)/2π        s = √K₁
 
-Where a variance is 0, R' is any finite number, because Θ is 0 there too; for gradients the two images count as equal.
-Near correlation one R' has the slope of a square root: θ ≈ √(2(1 − cos θ)), so that rounding cos θ by δ moves R' by
-√(2δ)/π (docs/mathematics.md). Tables keep s and 1/s. The CUDA text of these is in engines/cuda/formula_text/ by hand.
+If a variance is 0, R' may be any finite number, because Θ is 0 there too; for gradients the two images count as equal.
+Near correlation one R' behaves like a square root: θ ≈ √(2(1 − cos θ)), so that rounding cos θ by δ changes R' by
+√(2δ)/π (docs/mathematics.md). Tables hold s and 1/s. The CUDA text of R and R' is written by hand (formula_text/).
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from .primitives import PI, absolute, fma, negated_fma, positive, relu_g, relu_h
 
 
 def relu_value(K: Any, p: Any, q: Any) -> Any:
-    """R with p = ss' and q = 1/p."""
+    """Return R, with p = ss' and q = 1/p."""
     size = absolute(K)
     u = positive(negated_fma(size, q, 1.0))
     return fma((p - size) * sqrt(u), relu_g(u), positive(K))
 
 
 def relu_excess(K: Any, p: Any, q: Any) -> Any:
-    """R − K = max(−K, 0) + (p − |K|)·√u·g(u), without a difference of two that are nearly alike."""
+    """R − K = max(−K, 0) + (p − |K|)·√u·g(u), without cancellation between two nearly equal numbers."""
     size = absolute(K)
     u = positive(negated_fma(size, q, 1.0))
     return fma((p - size) * sqrt(u), relu_g(u), size - positive(K))
 
 
 def relu_slope(K: Any, root: Any, u: Any) -> Any:
-    """(π − θ)/π with u = 1 − |cos θ| and its root."""
+    """R' = (π − θ)/π, from u = 1 − |cos θ| and its root."""
     angle = root * relu_h(u)
     return where_less(K, 0.0, angle, 1.0 - angle)
 
 
 def relu_both(K: Any, T: Any, p: Any, q: Any, own: Any) -> Any:
-    """R, and its slope times T + own · K."""
+    """Return R and R' · (T + own · K)."""
     size = absolute(K)
     u = positive(negated_fma(size, q, 1.0))
     root = sqrt(u)
@@ -53,7 +53,7 @@ def value(K: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 def value_like(K: Any, a: Any, b: Any, c: Any) -> Any:
-    """K + α(R − K): exactly K at correlation one, where R is K."""
+    """f = K + α(R − K), exactly K at correlation one, where R = K."""
     return fma(relu_excess(K, a[0] * b[0], a[1] * b[1]), c[0], K)
 
 
@@ -113,7 +113,7 @@ def _(layer: ReLU) -> Formula:
 
 @formula.register
 def _(layer: LeakyReLU) -> Formula:
-    # α + β = 1: what float32 makes of them cancels at correlation one, where layers would add it up.
+    # α + β = 1: their float32 rounding cancels at correlation one, where it would accumulate over layers.
     a, own = layer.slope, (1.0 + layer.slope * layer.slope) / 2.0
     return Formula(
         RELU_LIKE,

@@ -2,7 +2,7 @@
 
     f' = ρ'ρ'' Σ_j k A_j A'_j ρ^(k−1), ρ = Kρ'ρ'' with ρ' = 1/√K₁ and ρ'' = 1/√K₂ in units of the map
 
-The sums run over tables of any length, so the engines have code of their own for them: engines/cpu/rows/series.py and
+The sums run over tables of variable length, so each engine has its own code for them: engines/cpu/rows/series.py and
 engines/cuda/formula_text/device_functions.py.
 """
 
@@ -27,5 +27,5 @@ def _(layer: Elementwise) -> Formula:
 
 
 def _slope(fn: Function) -> Function:
-    """fn', roughly."""
+    """Approximate derivative of fn."""
     return lambda x: (values_at(fn, x + 1e-4) - values_at(fn, x - 1e-4)) / 2e-4

@@ -1,7 +1,7 @@
-"""Sin and Cos: f = ½(e^{K−m} ∓ e^{−K−m}) with m = (K₁ + K₂)/2, of which tables keep h = K₁/2.
+"""Sin and Cos: f = ½(e^{K−m} ∓ e^{−K−m}) with m = (K₁ + K₂)/2, for which tables hold h = K₁/2.
 
-The slope of the one is unit times the formula of the other; at correlation one ½ unit (1 ± e^{−2K₁}). By K₁ both are
-−½ unit · f.
+The slope of each is unit times the formula of the other; at correlation one ½ unit (1 ± e^{−2K₁}). The derivative of
+both by K₁ is −½ unit · f.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from .primitives import absolute, copysign, exp, exp_negative, expm1, fma, one_m
 
 
 def rise(K: Any, h: Any) -> Any:
-    """½e^{|K|−h}. |K| ≤ h, but for rounding: of a large variance that would be a large exponent, so none is above 0."""
+    """½e^{|K|−h}. |K| ≤ h but for rounding, which is not small if the variance is large: the exponent is kept ≤ 0."""
     return 0.5 * exp_negative(0.0 - positive(h - absolute(K)))
 
 
 def sine(K: Any, h: Any) -> Any:
-    """½(e^{K−h} − e^{−K−h}) through 1 − e^{−2|K|}."""
+    """½(e^{K−h} − e^{−K−h}), computed from 1 − e^{−2|K|}."""
     return copysign(rise(K, h) * one_minus_exp(absolute(K) * 2.0), K)
 
 

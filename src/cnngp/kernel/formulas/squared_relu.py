@@ -1,9 +1,9 @@
 """SquaredReLU: f = K₁K₂ J(θ)/π with J = 3 sin θ cos θ + (π − θ)(1 + 2 cos² θ), the arc-cosine kernel of order 2.
 
-    f' = 4R                                          R of the ReLU; at correlation one 4K
+    f' = 4R                                          R as for the ReLU; at correlation one 4K
     ∂f/∂K₁ = K₂ (sin θ cos θ + π − θ)/π
 
-Tables keep s = √K₁ and 1/s. V = unit²/2 · f is of degree two in the variances.
+Tables hold s = √K₁ and 1/s. V = unit²/2 · f has degree two in the variances.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .relu import relu_value, table
 
 
 def angles(K: Any, a: Any, b: Any) -> Any:
-    """cos θ, sin θ and acos |cos θ|."""
+    """Return cos θ, sin θ and acos |cos θ|."""
     x = K * (a[1] * b[1])
     u = positive(1.0 - absolute(x))
     return x, sqrt(u * (2.0 - u)), turn(u)

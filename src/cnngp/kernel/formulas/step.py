@@ -1,4 +1,4 @@
-"""Step: f = π − θ with cos θ = K·r·r', and 0 where either variance, and with it r = 1/√K₁ in the table, is 0.
+"""Step: f = π − θ with cos θ = K·r·r', and 0 where a variance is 0. Tables hold r = 1/√K₁, or 0 for K₁ = 0.
 
 Sign: f = π/2 − θ = asin(cos θ).
 """
@@ -32,7 +32,7 @@ def diagonal(K: Any, x: Any) -> Any:
 
 
 def peak(K: Any, x: Any) -> Any:
-    """The larger of a variance and its inverse."""
+    """Return the larger of a variance and its inverse."""
     return where_less(0.0, K, maximum(K, 1.0 / K), K)
 
 

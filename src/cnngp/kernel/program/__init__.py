@@ -1,23 +1,22 @@
-"""lower(network, input shape): the flat list of operations on maps that every engine runs.
+"""Compilation of a network to a program, the flat list of operations on maps that every engine runs: `lower`.
 
-A map is a real number per location, for one pair of images. An operation reads one map, applies a nonlinearity's
-formula where it has one, sums boxes, and writes or adds to one map:
+A map has one real number per location, for one pair of images. An operation reads one map, applies a nonlinearity's
+formula if it has one, sums boxes, and writes or adds to one map:
 
     dst ← keep · dst + scale · box(f(src)) + bias
 
-For the tangent kernel Θ, which is a second set of maps beside those of K, f'(src) · (times + own · src) may stand in
-place of f(src): the slope of the same formula, and one more map.
+For the tangent kernel Θ, a second set of maps beside those of K, f(src) may be replaced by f'(src) · (times + own ·
+src): the slope of the same formula, and one more map.
 
-That single form covers convolutions, transposed convolutions, dense layers, nonlinearities and sums of branches.
-A buffer holds values in a unit of its own (true value = unit · buffer), so constants such as the ReLU's 1/2 and the
-filter's 1/9 fold into the next operation, and powers of two keep deep networks with large variances inside the range of
-float32.
+This single form covers convolutions, transposed convolutions, dense layers, nonlinearities and sums of branches.
+Each buffer has a unit of its own (true value = unit · buffer), so constants such as the ReLU's 1/2 and the filter's 1/9
+fold into the next operation, and powers of two keep deep networks with large variances within the range of float32.
 
-    ops.py         what a program is made of, and its gradient
+    ops.py         the data types: operations, programs, steps of gradients
     nodes.py       layer → operations that each make a new map
-    lowering.py    network → operations of K, or of K and Θ side by side
-    scheduling.py  those → operations over a few buffers
-    reverse.py     those → a program that goes on backwards, for gradients, and what its sums belong to
+    lowering.py    network → operations of K, or of K and Θ together
+    scheduling.py  these → operations over a few buffers
+    reverse.py     these → a program that continues backwards, for gradients by parameters and pixels
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ __all__ = ["NOTHING", "PIXELS", "Activation", "Kind", "Op", "Program", "Shape", 
 
 
 def lower(net: Network, input_shape: Sequence[int], kind: Kind = "nngp", place: str = "") -> Program:
-    """The program of a network on images of one shape; of kind "ntk" it computes both kernels.
+    """Compile a network for images of one shape; a program of kind "ntk" computes both kernels.
 
-    `place` is where the network stands in a larger one that messages are about.
+    `place` is the network's place in a larger one, for messages.
 
     >>> from cnngp import Conv, Dense, ReLU, Sequential
     >>> program = lower(Sequential(Conv(3), ReLU(), Dense()), (1, 28, 28))
@@ -61,8 +60,8 @@ def lower(net: Network, input_shape: Sequence[int], kind: Kind = "nngp", place: 
     ends = [K]
     if kind == "ntk":
         theta = builder.theta(replace(end, K=K), root.place)
-        theta = replace(K, unit=0.0) if theta is None else builder.plain(theta, root.place)  # without weights Θ is zero
-        theta.sheet((0,) * len(K.spatial))  # before K, as everywhere
+        theta = replace(K, unit=0.0) if theta is None else builder.plain(theta, root.place)  # zero without weights
+        theta.sheet((0,) * len(K.spatial))  # Θ is made before K, as in every layer
         ends.append(theta)
     last = [value.sheet((0,) * len(value.spatial)) for value in ends]
     ops, buffers, inp, outs = assign_buffers(fused(dict(enumerate(builder.nodes)), *last), *last)
@@ -74,7 +73,7 @@ def lower(net: Network, input_shape: Sequence[int], kind: Kind = "nngp", place: 
 
 
 def _in_sequence(here: Placed) -> Iterator[Placed]:
-    """The layers that a network runs one after the other, those of nested sequences among them."""
+    """Yield the layers that a network runs one after the other, including those of nested sequences."""
     if isinstance(here.layer, Sequential):
         for inner in here.children:
             yield from _in_sequence(inner)

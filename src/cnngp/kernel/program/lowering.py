@@ -1,6 +1,7 @@
-"""network → nodes of K and, where asked for, of the tangent kernel Θ: the recursion of network/reference on sheets.
+"""Lowering of a network to nodes of K and optionally of the tangent kernel Θ: the recursion of network/reference on
+sheets.
 
-After a layer with weights Θ has K itself as a summand, and a skip adds both alike. So what is carried is the rest, T:
+After a layer with weights K itself is a term of Θ, and a skip adds both alike. So only the rest, T, is propagated:
 
     Θ = T + own · K
 
@@ -10,9 +11,9 @@ After a layer with weights Θ has K itself as a summand, and a skip adds both al
     pools          as for K, own stays
     Sum            as for K, where own is the same
 
-A map of zeros is no map, and until the first nonlinearity there is no other: Θ is a multiple of K. T and K of the same
-sheet are made one after the other, T first, so few maps are alive at a time, and the nonlinearity's slope stands right
-before its value.
+T is zero until the first nonlinearity, where Θ is a multiple of K; a zero T needs no map. T and K of the same sheet are
+made one after the other, T first, so few maps are alive at a time, and a nonlinearity's slope comes right before its
+value.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ from cnngp.network.walk import leaves
 from .nodes import NodeBuilder, Value, log2_sum
 from .ops import NOTHING, Op, Tangent
 
-# Images may have K up to 2^100 in the units of its map. Where these are so many times those of T, the unit of T would
-# not hold own · K in float32.
+# K may be as large as 2^100 in the units of its map. If these units are this many times those of T, float32 could not
+# hold own · K in the unit of T.
 _MOST_OWN = 2.0**20
 
 
 def one_location(net: Network, input_shape: Sequence[int], place: str = "") -> tuple[int, Placed]:
-    """The channels of the images, and the whole network on them; refuses what has several output locations."""
+    """Return the number of channels and the placed network; raise `NetworkError` for several output locations."""
     channels, root = placed_network(net, input_shape, place)
     if math.prod(root.after) != 1:
         raise NetworkError(
@@ -63,7 +64,7 @@ def one_location(net: Network, input_shape: Sequence[int], place: str = "") -> t
 
 
 def check_slopes(net: Layer, place: str = "") -> None:
-    """Refuse a nonlinearity that has no slope, by its place."""
+    """Raise `NetworkError` with its place for a nonlinearity that has no slope."""
     for where, layer in leaves(net, place):
         if isinstance(layer, Nonlinearity) and (reason := formula(layer).no_slope):
             raise NetworkError(reason, where)
@@ -71,7 +72,7 @@ def check_slopes(net: Layer, place: str = "") -> None:
 
 @dataclass(frozen=True)
 class Maps:
-    """K and Θ = T + own · K after a layer; T is None where it is zero. Without Θ there is no T, and own stays 0."""
+    """K and Θ = T + own · K after a layer; T is None if it is zero. Without Θ, T stays None and own stays 0."""
 
     K: Value
     T: Value | None = None
@@ -82,7 +83,7 @@ class Maps:
         return [self.K] if self.T is None else [self.K, self.T]
 
     def make(self) -> None:
-        """The sheets of displacement zero, which are always needed; made early, deep networks do not recurse."""
+        """Make the sheets of displacement zero, which are always needed, before deep networks would recurse."""
         still = (0,) * len(self.K.spatial)
         if self.T is not None:
             self.T.sheet(still)
@@ -90,7 +91,7 @@ class Maps:
 
 
 class Leaf(NamedTuple):
-    """A layer of a network's outermost sequence, with the maps before and after it."""
+    """A layer of a network's outermost sequence, and the maps before and after it."""
 
     here: Placed
     before: Maps
@@ -98,7 +99,7 @@ class Leaf(NamedTuple):
 
 
 class Lowered(NamedTuple):
-    """What a program with pools was made from: all nodes, the leaves, and the nodes that K and Θ are."""
+    """Source of a program with pools: all nodes, the leaves, and the nodes that hold K and Θ."""
 
     nodes: list[Op]
     leaves: list[Leaf]
@@ -108,7 +109,7 @@ class Lowered(NamedTuple):
 class Builder(NodeBuilder):
     """Collects the nodes of a network: of K alone, or with `tangents` of both kernels.
 
-    `every_layer`: layers that would only change a unit become operations too, so that each has a place in the program.
+    `every_layer`: layers that only change a unit become operations too, so that the program has one for each.
     """
 
     def __init__(self, tangents: bool = False, every_layer: bool = False) -> None:
@@ -116,7 +117,7 @@ class Builder(NodeBuilder):
         self.tangents = tangents
 
     def lower(self, here: Placed, x: Maps, into: Maps | None = None) -> Maps:
-        """The maps of a layer applied to `x`, added to `into` where given."""
+        """Return the maps of a layer applied to `x`, added to `into` if given."""
         match here.layer:
             case Conv() | ConvTranspose() | Dense() as layer:
                 return self._weights(here, layer, x, into)
@@ -135,7 +136,7 @@ class Builder(NodeBuilder):
                 return self.lower(here.children[-1], x, into)
             case Sum():
                 total = into
-                # A bare skip first: what is added to it then costs no operation of its own.
+                # A bare skip comes first: adding the other branches to it then costs no operation of its own.
                 for branch in sorted(here.children, key=lambda branch: not _is_skip(branch)):
                     total = self.lower(branch, x, total)
                     total.make()
@@ -145,7 +146,7 @@ class Builder(NodeBuilder):
                 assert_never(here.layer)
 
     def theta(self, x: Maps, place: str, left: int = 0) -> Value | None:
-        """Θ − left · K as a map of its own; None where it is zero."""
+        """Θ − left · K as a map of its own; None if it is zero."""
         times = x.own - left
         if times == 0:
             return x.T
@@ -153,24 +154,24 @@ class Builder(NodeBuilder):
         return K if x.T is None else self.added(K, place, x.T)
 
     def plain(self, x: Value, place: str) -> Value:
-        """The map in a unit within 2^±100, for float32 to hold the unit."""
+        """Return the map in a unit within 2^±100, which float32 can hold."""
         exponent = math.frexp(x.unit)[1]
         return self.in_unit(x, math.ldexp(x.unit, max(-100, min(100, exponent)) - exponent), place)
 
     def in_unit(self, x: Value, unit: float, place: str) -> Value:
-        """The map in another unit, which is a power of two away."""
+        """Return the map in another unit, which differs by a power of two."""
         if unit == x.unit:
             return x
         return replace(x, unit=unit, make=partial(self.on_sheet, place, x, scale=x.unit / unit), made={})
 
     def _weights(self, here: Placed, layer: Conv | ConvTranspose | Dense, x: Maps, into: Maps | None) -> Maps:
-        """Without a bias own · K goes through the layer as K does, and is own · K again behind it."""
+        """Lower a layer with weights. Without a bias it maps own · K to own · K, so `own` only grows by one."""
         if layer.bias_var > 0:
             x = Maps(x.K, self.theta(x, here.place), 0)
         own = x.own + 1 if self.tangents else 0
         T, K = (None, None) if into is None else (into.T, into.K)
         if into is not None and into.own != own:
-            # K is added up as it is without Θ, operation by operation, so that it has the same bits.
+            # K is added by the same operations as without Θ, so that it has the same bits.
             T = self.theta(into, here.place, min(own, into.own))
             if own > into.own:
                 T = self.linear(here, _times(layer, own - into.own), x.K, T)
@@ -220,12 +221,12 @@ class Builder(NodeBuilder):
 
 
 def _times(layer: Conv | ConvTranspose | Dense, n: int) -> Conv | ConvTranspose | Dense:
-    """The layer whose K is n times as large."""
+    """Return the layer whose K is n times as large."""
     return replace(layer, weight_var=n * layer.weight_var, bias_var=n * layer.bias_var)
 
 
 def _is_skip(here: Placed) -> bool:
-    """A branch that lowers to no operation, or to a mere change of unit."""
+    """True for a branch that lowers to no operation, or only to a change of unit."""
     match here.layer:
         case Identity():
             return True

@@ -1,14 +1,14 @@
-"""network → nodes: the operations in single-assignment form, each a new map.
+"""Lowering of single layers to nodes: operations in single-assignment form, each of which makes a new map.
 
-Convolutions, transposed convolutions, dense layers, pools, nonlinearities and sums of branches all become the one form
-of `Op`, with the unit of each result chosen; which buffer holds it is decided later (scheduling.py).
+Convolutions, transposed convolutions, dense layers, pools, nonlinearities and sums of branches all take the one form
+of `Op`, with a unit chosen for each result; scheduling.py decides later which buffer holds it.
 
-A layer's result is a `Value`: its sheets (network/shapes.py), each made when it is first asked for. Without pools that
-is one sheet of displacement zero, the map itself. With pools, asking from the output makes one sheet after the other,
-from the images to the pool that adds it up, so few of them are alive at a time.
+A layer's result is a `Value`: its sheets (network/shapes.py), each made at first use. Without pools that is one sheet
+of displacement zero, the map itself. With pools, requests from the output make one sheet after the other, from the
+images to the pool that adds it, so few of them are alive at a time.
 
-A map's level is log₂ of its size for pixels of order one; it depends on the network alone, so the unit that is chosen
-by it cannot change the bits of an entry between batches.
+A map's level is log₂ of its size for pixels of order one. It depends on the network alone, so the unit chosen from it
+cannot change the bits of an entry between batches.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from cnngp.network.shapes import Displacement, Piece, Spatial, in_order, overlap
 
 from .ops import NOTHING, PIXELS, Activation, Op, Shape, Sums, as_shape
 
-# This many sheets are added into one sum before a new one is begun, so that rounding does not grow with their number.
-# Along an axis longer sums than the second number are made of sums of blocks.
+# Number of sheets added into one sum before a new one is begun, so that rounding does not grow with their number.
+# Sums along an axis with more than `_LONGEST_SUM` terms are made of sums of blocks.
 _BLOCK = 64
 _LONGEST_SUM = 256
 # A buffer's typical value stays within 2^±24 for pixels of order one; float32 has 2^±126, so images of any usual scale
@@ -43,7 +43,7 @@ _HEADROOM = 24.0
 class Value:
     """The sheets of a map while lowering: node · unit is the true value.
 
-    `level` is log₂ of the map's size for pixels of order one; `make(d)` adds the nodes of a sheet and returns its last.
+    `level` is log₂ of the map's size for pixels of order one; `make(d)` adds a sheet's nodes and returns the last one.
     """
 
     unit: float
@@ -58,11 +58,11 @@ class Value:
         return self.made[d]
 
     def overlap(self, d: Displacement) -> tuple[Shape, Shape, Shape]:
-        """The shape of a sheet, and where it begins in the first and in the second image."""
+        """Shape of a sheet, and its first location in the first and in the second image."""
         return _overlap(self.spatial, d)
 
 
-@lru_cache(maxsize=1 << 16)  # every sheet is asked for by all that read it, in every layer of the same size
+@lru_cache(maxsize=1 << 16)  # called for every reader of every sheet, in every layer of the same size
 def _overlap(spatial: Spatial, d: Displacement) -> tuple[Shape, Shape, Shape]:
     parts = [overlap(n, x) for n, x in zip(spatial, d, strict=True)]
     first = tuple(begin for begin, _ in parts)
@@ -84,7 +84,7 @@ class _Affine:
 
 
 class NodeBuilder:
-    """Makes the nodes of single layers, and counts the nonlinearities and the table entries that they need."""
+    """Makes the nodes of single layers, and counts the nonlinearities and their table entries."""
 
     def __init__(self, every_layer: bool = False) -> None:
         self.every_layer = every_layer
@@ -99,7 +99,7 @@ class NodeBuilder:
     def on_sheet(
         self, place: str, x: Value, d: Displacement, dst: int = NOTHING, src: int | None = None, **rest: Any
     ) -> int:
-        """An operation without sums on a sheet."""
+        """Add an operation without sums on a sheet."""
         shape, first, second = x.overlap(d)
         src = x.sheet(d) if src is None else src
         return self.add(Op(place, src, dst, shape, shape, first=first, second=second, **rest))
@@ -109,7 +109,7 @@ class NodeBuilder:
         return pixels
 
     def site(self, layer: Nonlinearity, x: Value, place: str) -> Activation:
-        """A nonlinearity that stands here, with entries of its own in the images' tables."""
+        """Return the activation of a nonlinearity at this place, with entries of its own in the images' tables."""
         row = formula(layer)
         unit, factor = x.unit * row.argument, row.factor(x.unit)
         activation = Activation(layer, place, self.sites, self.elements, as_shape(x.spatial), unit, factor)
@@ -122,7 +122,7 @@ class NodeBuilder:
         return Value(activation.factor, x.spatial, activation.formula.level(x.level), make)
 
     def linear(self, here: Placed, layer: Conv | ConvTranspose | Dense, x: Value, into: Value | None) -> Value:
-        """A sheet of the output is a sum of box sums over sheets of the input: for most layers of one."""
+        """Lower a layer with weights: an output sheet is a sum of box sums over input sheets, mostly over one."""
         weight, bias = sum_scale(layer, here.before), layer.bias_var
         still = (axis.pieces(0)[0].sums for axis in here.axes)
         terms = math.prod(s.longest for s in still)
@@ -144,15 +144,15 @@ class NodeBuilder:
         return value
 
     def _same_sheets(self, here: Placed, x: Value, weight: float, level: float) -> Value:
-        """A layer that only changes the unit."""
+        """Lower a layer that only changes the unit."""
         unit = _checked(x.unit * weight, level, here.place)
         return Value(unit, here.after, level, lambda D: x.sheet(here.along(D)))
 
     def pool(self, here: Placed, *maps: tuple[Value, Value | None]) -> tuple[Value, ...]:
-        """The pool of one map, or of K and of what stands beside it, each with what the result is added to.
+        """Lower a pool of one map, or of K and T together, each with the map that the result is added to or None.
 
-        A sheet of the input belongs to several of the output: it is made once, and added to each of them at once. So
-        are the same sheets of all maps, one after the other, for few to be alive at a time.
+        Each input sheet contributes to several output sheets: it is made once and added to all of them right away, and
+        the same sheets of all maps follow each other, so few are alive at a time.
         """
         assert isinstance(here.layer, AvgPool | GlobalAvgPool)
         weight = sum_scale(here.layer, here.before)
@@ -193,12 +193,12 @@ class NodeBuilder:
 
 
 class _Total:
-    """One sheet of a linear layer's output while terms are added to it, in blocks."""
+    """Accumulator of one output sheet of a linear layer: adds its terms in blocks."""
 
     def __init__(self, builder: NodeBuilder, place: str, affine: _Affine, shape: Shape, base: int) -> None:
         self.builder, self.place, self.affine, self.shape = builder, place, affine, shape
         self.total, self.block, self.count = NOTHING, NOTHING, 0
-        # The first block begins with what is added to and with the bias, later ones with nothing.
+        # The first block starts from `base` and the bias, later ones from nothing.
         bias = {"bias": affine.bias, "per_bias": affine.per_bias}
         self.beginning: dict[str, Any] = {"dst": base, "keep": affine.keep, **bias}
 
@@ -222,7 +222,7 @@ class _Total:
         self.count += 1
 
     def node(self) -> int:
-        if self.block == NOTHING:  # no two locations share a weight: the bias alone
+        if self.block == NOTHING:  # no terms, because no two locations share a weight: the bias alone
             return self._made(NOTHING, self.shape, self.shape, scale=0.0, **self.beginning)
         if self.total == NOTHING:
             return self.block
@@ -245,13 +245,13 @@ def _sheet(x: Value | None, d: Displacement) -> int:
 
 
 def _terms(here: Placed, D: Displacement) -> list[tuple[Displacement, tuple[Piece, ...]]]:
-    """The sheets of a linear layer's input that make the sheet D of its output, with what is summed along each axis."""
+    """Input sheets of a linear layer that make up its output sheet D, with the sums along each axis."""
     pieces = product(*(axis.pieces(d) for axis, d in zip(here.axes, here.along(D), strict=True)))
     return [(tuple(piece.d for piece in term), term) for term in pieces]
 
 
 def _is_pointwise(here: Placed) -> bool:
-    """Whether every sheet of the output is the same sheet of the input."""
+    """True if every output sheet equals the input sheet of the same displacement."""
 
     def passes(pieces: tuple[Piece, ...], d: int) -> bool:
         return len(pieces) == 1 and pieces[0].d == d and pieces[0].weight == 1.0 and pieces[0].sums.is_identity
@@ -262,8 +262,8 @@ def _is_pointwise(here: Placed) -> bool:
 def _affine(place: str, level: float, true_scale: float, true_bias: float, into: Value | None) -> _Affine:
     """Choose the unit of a result, which fixes keep, scale and bias.
 
-    A fresh map takes the unit in which its scale is 1; a sum keeps the unit of what it adds to. Either is shifted by a
-    power of two when the typical value would leave the headroom.
+    A new map takes the unit in which its scale is 1; a sum keeps the unit of the map it adds to. Either is shifted by a
+    power of two if the typical value would exceed the headroom.
     """
     if into is None:
         unit = true_scale if true_scale > 0 else 1.0
@@ -281,8 +281,8 @@ def _affine(place: str, level: float, true_scale: float, true_bias: float, into:
 
 
 def _in_blocks(sums: Sums) -> tuple[Sums, Sums]:
-    """The longest sums in two steps: sums over blocks, and sums of those. One number after the other would round as
-    often as there are numbers, which in float32 costs 1e-6 at ten thousand of them.
+    """Split the longest sums into two steps: sums over blocks, and sums of those. Adding one number after another
+    rounds at every addition, which in float32 costs 1e-6 at ten thousand of them.
     """
     longest = max(range(3), key=lambda axis: sums[axis].longest)
     pairs = [s.in_blocks(_BLOCK) if axis == longest else (AxisSum.identity(s.size), s) for axis, s in enumerate(sums)]
@@ -296,13 +296,13 @@ def _three_sums(sums: tuple[AxisSum, ...]) -> Sums:
 
 
 def _checked(unit: float, level: float, place: str) -> float:
-    """The unit, unless it is beyond what floating-point numbers hold: then an error that names the place."""
-    if not sys.float_info.min <= unit < math.inf:  # smaller ones have lost digits
+    """Return the unit if float64 can hold it, else raise `NetworkError` with the place."""
+    if not sys.float_info.min <= unit < math.inf:  # subnormal numbers have lost digits
         raise NetworkError(f"the variance here is of order 2^{level:.0f}, beyond float64; use other variances", place)
     return unit
 
 
 def log2_sum(a: float, b: float) -> float:
-    """log₂(2^a + 2^b)."""
+    """Return log₂(2^a + 2^b)."""
     top = max(a, b)
     return top if math.isinf(top) else top + math.log2(2.0 ** (a - top) + 2.0 ** (b - top))

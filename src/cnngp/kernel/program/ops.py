@@ -1,7 +1,7 @@
-"""What a program is made of: operations on maps, the nonlinearities where they stand, and the steps of gradients.
+"""Data types of programs: operations on maps, nonlinearities at their places, and the steps of gradients.
 
-A map is a real number per location, for one pair of images, over three axes whatever the images have. The classes here
-say what engines run; how a network becomes them is told in the other files.
+A map has one real number per location, for one pair of images, and always three axes. The classes here define what
+engines run; the other files compile networks to them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Shape = tuple[int, int, int]
 Sums = tuple[AxisSum, AxisSum, AxisSum]
 Kind = Literal["nngp", "ntk"]
-"""The kernels of a network: of its outputs before training (the GP's), and of its gradients (the tangent kernel)."""
+"""Kinds of kernel: covariance of the network's outputs before training (GP), or of its gradients (tangent kernel)."""
 
 # Sources of operations that read no map.
 PIXELS = -1  # the product of the two images' pixels, summed over channels
@@ -31,17 +31,17 @@ NOTHING = -2  # zero: dst ← keep · dst + bias
 
 
 def as_shape(spatial: Spatial, front: int = 1) -> Shape:
-    """A map's three axes: images of fewer have ones in front."""
+    """Shape of a map with three axes: images with fewer axes get `front` for the first ones."""
     a, b, c = (*(front,) * (3 - len(spatial)), *spatial)
     return a, b, c
 
 
 @dataclass(frozen=True)
 class Activation:
-    """A nonlinearity where it stands: the formula f, and where each image keeps its numbers for it.
+    """A nonlinearity at its place: the formula f, and the offset of its entries in each image's table.
 
     With K the map in buffer units and `unit` · K the true covariance, V = `factor` · f(K), f as in kernel/formulas.
-    Where f takes a multiple of the covariance (`Formula.argument`), that is what `unit` · K is.
+    If f takes a multiple of the covariance (`Formula.argument`), `unit` · K is that multiple.
     """
 
     layer: Nonlinearity
@@ -62,13 +62,13 @@ class Activation:
 
     @property
     def coefficients(self) -> tuple[float, float]:
-        """(α, β) of the ReLU's families: f = α·R + β·K."""
+        """(α, β) for the families of the ReLU: f = α·R + β·K."""
         return self.formula.alpha, self.formula.beta
 
 
 @dataclass(frozen=True)
 class Tangent:
-    """What an operation multiplies the slope of its nonlinearity with: the map `times` + `own` · src.
+    """Factor of a nonlinearity's slope in an operation: the map `times` + `own` · src.
 
     `times` may be `NOTHING`, a map of zeros.
     """
@@ -79,20 +79,19 @@ class Tangent:
 
 @dataclass(frozen=True)
 class Op:
-    """dst ← keep · dst + scale · box(f(src)) + bias. No activation: f(K) = K. No sums: box is the map itself.
+    """The operation dst ← keep · dst + scale · box(f(src)) + bias.
 
-    With a `tangent`, f'(src) · (times + own · src) stands in place of f(src), where f' = ∂f/∂K. `dst` may be `times` in
-    operations without sums.
+    Without an activation f(K) = K; without sums box is the identity. With a `tangent`, f(src) is replaced by f'(src) ·
+    (times + own · src), where f' = ∂f/∂K. `dst` may equal `src` or `times` only in operations without sums; with `keep`
+    = 0 the old content of `dst` is not read. `src` may be `PIXELS` or `NOTHING` in operations without activation and
+    sums.
 
-    `dst` equals `src` only in operations without sums; with `keep` = 0 the old content of `dst` is not read. `src` may
-    be `PIXELS` or `NOTHING` in operations without activation and sums.
+    With pools the map is a sheet, K(p, p + d): its first location is `first` in the first image and `second` in the
+    second, where the images' tables are read. The two are equal for d = 0.
 
-    Under a pool the map is a sheet, K(p, p + d): its first location is `first` in the one image and `second` in the
-    other, and there the images' tables are read. They are equal where d = 0.
-
-    Until it is known which buffers hold the maps, each operation makes a new one, known by the operation's number, and
-    `dst` is the map that is added to, or `NOTHING`. `per_weight` and `per_bias` are the derivatives of `scale` and
-    `bias` by the weight_var and bias_var of the layer at this place.
+    Before buffers are assigned, each operation makes a new map, identified by the operation's number, and `dst` is the
+    map that is added to, or `NOTHING`. `per_weight` and `per_bias` are the derivatives of `scale` and `bias` by the
+    weight_var and bias_var of the layer at this place.
     """
 
     place: str
@@ -113,17 +112,17 @@ class Op:
 
     @property
     def is_still(self) -> bool:
-        """Whether both images are read at the same locations: the sheet with displacement zero."""
+        """True if both images are read at the same locations: the sheet of displacement zero."""
         return self.first == self.second
 
     @property
     def maps(self) -> set[int]:
-        """The maps that it reads and writes."""
+        """The maps that the operation reads and writes."""
         times = NOTHING if self.tangent is None else self.tangent.times
         return {v for v in (self.src, self.dst, times) if v >= 0}
 
     def over(self, at: Mapping[int, int], dst: int | None = None) -> Op:
-        """The same with its maps where `at` says."""
+        """Return the same operation with its maps renumbered by `at`."""
         tangent = self.tangent
         if tangent is not None:
             tangent = replace(tangent, times=at.get(tangent.times, tangent.times))
@@ -132,11 +131,12 @@ class Op:
 
 @dataclass(frozen=True)
 class Back(Op):
-    """dst ← keep · dst + scale · f'(src) · times, where it `writes`, and the sums; no activation: f(K) = K.
+    """A backward step: dst ← keep · dst + scale · f'(src) · times, if it `writes`, and two sums.
 
-    To the variances of both images goes scale · times · ∂f/∂K₁ and ∂f/∂K₂. `slot` is the first of two sums over all
-    locations: of times · f(src), and of what the nonlinearity's own parameter needs. Of a RELU_LIKE they are those of
-    times · R and of times · K, of an RBF those of times · f and of times · f · log f. Without writing `dst` is `src`.
+    Without an activation f(K) = K. The variances of the two images get scale · times · ∂f/∂K₁ and ∂f/∂K₂. `slot` is the
+    first of two sums over all locations: of times · f(src), and of what the nonlinearity's own parameter needs. For
+    RELU_LIKE they are the sums of times · R and of times · K, for RBF those of times · f and of times · f · log f. If
+    it does not write, `dst` is `src`.
     """
 
     times: int = NOTHING
@@ -155,32 +155,33 @@ class Back(Op):
 
 @dataclass(frozen=True)
 class Total(Op):
-    """sums[slot] ← sums[slot] + Σ src."""
+    """The step sums[slot] ← sums[slot] + Σ src."""
 
     slot: int = 0
 
 
 @dataclass(frozen=True)
 class Pixels(Op):
-    """What a product of the two images, where `dst` is ∂L/∂map, gives to their pixels."""
+    """The step that adds to the pixel gradients the part of a product of the two images, whose ∂L/∂map is in `dst`."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """What an engine runs for one pair of images.
+    """The operations that an engine runs for one pair of images.
 
     `buffers[input]` starts as Σ_c x_c x'_c at every location; with pools `input` is None, and the products for the
-    displacements that are needed are operations. After all `ops`, `unit` · `buffers[output]` is K. The operations on
-    sheets of displacement zero come before all others at the same nonlinearity, so the same list run on (x, x) gives
-    the variances that the others read.
+    required displacements are operations. After all `ops`, `unit` · `buffers[output]` is K. The operations on sheets of
+    displacement zero come before all others at the same nonlinearity, so running the same list on (x, x) gives the
+    variances that the others read.
 
-    The program of a tangent kernel has Θ besides: `theta_unit` · `buffers[theta]`. An operation with a tangent comes
-    before the one without that reads the same map with the same nonlinearity, mostly right before it, so that an engine
-    may do both at once. So on (x, x) at displacement zero it finds nothing in the table yet: K₁ is what it reads.
+    The program of a tangent kernel also gives Θ: `theta_unit` · `buffers[theta]`. An operation with a tangent comes
+    before the one without it that reads the same map with the same nonlinearity, mostly right before it, so that an
+    engine may do both at once. On (x, x) at displacement zero the table is therefore still empty, and K₁ is the map
+    that the operation reads.
 
-    `buffers` are sizes in map elements. An image's variances at nonlinearity a are at [a.offset, a.offset + a.size) of
+    `buffers` are sizes in map elements. An image's variances at nonlinearity a are in [a.offset, a.offset + a.size) of
     its table, which has `elements` entries. With pools `lowered` is what the operations were made from, for an engine
-    that takes a network segment by segment.
+    that runs a network segment by segment.
     """
 
     network: Network
@@ -203,21 +204,21 @@ class Program:
 
     @cached_property
     def largest_number(self) -> float:
-        """Of those that operations multiply with or add."""
+        """Largest absolute value of the constants in the operations."""
         own = (op.tangent.own for op in self.ops if op.tangent is not None)
         numbers = (abs(x) for op in self.ops for x in (op.scale, op.keep, op.bias))
         return max([0.0, *numbers, *map(abs, own)])
 
     @cached_property
     def activations(self) -> tuple[Activation, ...]:
-        """The nonlinearities, each once, by their number."""
+        """The nonlinearities, each once, ordered by `site`."""
         found = {op.activation.site: op.activation for op in self.ops if op.activation is not None}
         return tuple(found[site] for site in sorted(found))
 
 
 @dataclass(frozen=True)
 class Share:
-    """A sum's part in the derivative by a parameter."""
+    """The contribution, times `factor`, of the sum at `slot` to the derivative by a parameter."""
 
     name: str
     slot: int
@@ -228,8 +229,8 @@ class Share:
 class Reverse:
     """The program of a gradient: `buffers[seed]` starts as ∂L/∂K of the pair, `buffers[input]` as in `Program`.
 
-    The first `forwards` of the `steps` are those of the kernel: after them K is in `buffers[value]`. After all of them
-    the sums hold what the pair gives. The program's unit times their `shares` are the derivatives.
+    The first `forwards` of the `steps` compute the kernel: after them K is in `buffers[value]`. After all steps the
+    sums hold the pair's contributions. The derivatives are the program's unit times the `shares` of the sums.
     """
 
     program: Program
@@ -240,4 +241,4 @@ class Reverse:
     shares: tuple[Share, ...]
     value: int
     spare: int
-    """Steps that the same layers may have besides, where other variances change a unit."""
+    """Number of further steps that the same layers may need with other variances, where a unit changes."""

@@ -1,21 +1,21 @@
-"""reverse(network, input shape): a program that runs forwards and then backwards, for the gradients of a kernel.
+"""Reverse-mode differentiation: a program that runs forwards and then backwards, for the gradients of a kernel.
 
 L = Σ G K over pairs of images. For one pair the operations of the kernel run first, and every map that a derivative
-reads is kept; below a pool only what the pool has made, and each sheet is computed again when its turn comes, so that
-one is kept at a time. Then they are gone through from the last to the first, with g = ∂L/∂map for each map. Where
+reads is kept. With pools only the pools' outputs are kept, and each sheet is computed again when needed, so that one is
+kept at a time. Then the operations are visited from the last to the first, with g = ∂L/∂map for each map. For
 
     new = keep · base + scale · box(f(src)) + bias
 
-its backward steps are
+the backward steps are
 
     times ← boxᵀ(g)                         an operation of the usual form, with the sums transposed
     g[src] ← g[src] + scale · f'(src) · times       (`Back`)
     g[base] ← g[base] + keep · g
 
-f also reads the two images' variances. What that gives to them is added up over all pairs of an image, in the order of
-its table; the same program then runs once for an image with itself, where the variances are the maps.
+f also reads the two images' variances. Their gradients are summed over all pairs of an image, in the order of its
+table; the same program then runs once for each image with itself, where the variances are the maps.
 
-A parameter gets its part from sums over maps: of times · f(src) for a weight_var, of g for a bias_var (`Total`).
+Gradients by parameters are sums over maps: of times · f(src) for a weight_var, of g for a bias_var (`Total`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .scheduling import Steps, fused, readers_of
 
 
 def reverse(net: Network, input_shape: Sequence[int], to_images: bool = False) -> Reverse:
-    """The program of a network's gradient on images of one shape; `to_images` goes on to the pixels."""
+    """Return the program of a network's gradient on images of one shape; `to_images` adds gradients by pixels."""
     channels, root = one_location(net, input_shape)
     spatial = root.before
     builder = Builder(every_layer=True)
@@ -55,7 +55,7 @@ def reverse(net: Network, input_shape: Sequence[int], to_images: bool = False) -
 
 
 def transposed(sums: AxisSum) -> AxisSum:
-    """Input ν collects the outputs that added it, as often as they did.
+    """Transpose sums: input ν collects the outputs that added it, as often as they did.
 
     >>> transposed(AxisSum(3, ((0, 1), (1, 2))))
     AxisSum(size=2, sources=((0,), (0, 1), (1,)))
@@ -68,7 +68,7 @@ def transposed(sums: AxisSum) -> AxisSum:
 
 
 class _Writer(Steps):
-    """Writes the steps forwards and then backwards."""
+    """Writes the forward and then the backward steps."""
 
     def __init__(self, nodes: dict[int, Op], end: int, pools: frozenset[str], to_images: bool) -> None:
         super().__init__(nodes, to_images)
@@ -78,7 +78,7 @@ class _Writer(Steps):
         self.readers = readers_of(nodes)
         self.of_pools = {i for i in self.order if nodes[i].place in pools}
         self.values: dict[int, int] = {}
-        """The maps that backward steps read."""
+        """Maps that backward steps read, by node."""
         self.seed = self.new(1)
         self.parts = self._in_parts() if self.of_pools else {}
         if self.of_pools:
@@ -96,7 +96,7 @@ class _Writer(Steps):
             self._backward(i)
 
     def _in_parts(self) -> dict[int, list[int]]:
-        """For each node those that hang together with it without pools, mostly those of one sheet."""
+        """For each node, its connected component in the graph without pools, mostly the nodes of one sheet."""
         parts: dict[int, list[int]] = {}
         for i in self.order:
             if i not in self.of_pools:
@@ -106,7 +106,7 @@ class _Writer(Steps):
         return parts
 
     def _run(self, part: Sequence[int]) -> None:
-        """A part of the network with all maps that backward steps read. What pools have made is there already."""
+        """Run a part of the network, keeping all maps that backward steps read. The pools' outputs exist already."""
         for i in part:
             self._forward(i, self.values, self._is_read_backwards)
 
@@ -115,15 +115,15 @@ class _Writer(Steps):
         self.forward(i, maps, None if base < 0 or base == src or is_needed(base, i) else base)
 
     def _is_read_later(self, i: int, after: int) -> bool:
-        """Whether the map of node i is read after node `after`, on the first way through a network with pools.
+        """True if the map of node i is read after node `after` in the first forward pass of a network with pools.
 
-        What pools have made, and the input, are read again later; all else is made again.
+        The pools' outputs and the input are read again later; all other maps are recomputed.
         """
         lasting = i in self.of_pools or (self.input is not None and self.nodes[i].src == PIXELS)
         return any(j > after or (lasting and j not in self.of_pools) for j in self.readers.get(i, ()))
 
     def _is_read_backwards(self, i: int, after: int) -> bool:
-        """Whether the map of node i is read after node `after` of the same part, forwards or backwards."""
+        """True if the map of node i is read after node `after` of the same part, forwards or backwards."""
         return i in self.of_pools or any(
             (j > after and j not in self.of_pools) or (self.nodes[j].src == i and _reads_its_source(self.nodes[j]))
             for j in self.readers.get(i, ())
@@ -155,11 +155,11 @@ class _Writer(Steps):
                 self.steps.append(Op(node.place, g, dst, node.out_shape, node.out_shape, None, None, keep, node.keep))
 
     def _stops(self, i: int) -> bool:
-        """Whether nothing is asked for before a map: a product of images has no parameters."""
+        """True if no gradient is needed beyond a map: a product of images has no parameters."""
         return self.nodes[i].src == PIXELS and not self.to_images
 
     def _slope_of(self, i: int, size: int) -> tuple[int, float]:
-        """The map of ∂L/∂map of node i, and what to keep of it: nothing where it is new."""
+        """Return the map of ∂L/∂map of node i, and the factor `keep` of its old content: 0 if it is new, else 1."""
         begun = i in self.slopes
         if not begun:
             self.slopes[i] = self.new(size)
@@ -173,7 +173,7 @@ class _Writer(Steps):
                 dst, keep = self._slope_of(node.src, size)
                 self.steps.append(Op(node.place, g, dst, node.out_shape, node.shape, None, sums, keep, node.scale))
             return
-        if node.src not in self.values:  # its part is run again when first asked for
+        if node.src not in self.values:  # its part is run again at first use
             self._run(self.parts[node.src])
         value, times = self.values[node.src], g
         if sums is not None:
@@ -191,15 +191,15 @@ class _Writer(Steps):
 
 
 def _reads_its_source(node: Op) -> bool:
-    """Whether a backward step reads the map that the node has read."""
+    """True if a backward step reads the map that the node has read."""
     return node.activation is not None or node.per_weight != 0.0
 
 
 def shares_of(node: Op, slot: int) -> list[Share]:
-    """The shares of the two sums of a `Back`, from `slot` on."""
+    """Return the shares of the two sums of a `Back`, from `slot` on."""
     shares: list[Share] = []
     a = node.activation
-    value = [(slot, 1.0)]  # how the sum of times · f is made of the two sums
+    value = [(slot, 1.0)]  # the sum of times · f as a combination of the two sums
     if a is not None and a.formula.family is RELU_LIKE:
         alpha, beta = a.coefficients
         value = [(slot, alpha), (slot + 1, beta)]

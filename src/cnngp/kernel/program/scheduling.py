@@ -1,4 +1,4 @@
-"""nodes → operations: a nonlinearity moves into the operation that reads it, and maps share buffers by liveness."""
+"""Scheduling of nodes: nonlinearities are fused into their readers, and maps share buffers by liveness."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .ops import NOTHING, PIXELS, Op
 
 
 def fused(nodes: Mapping[int, Op], *ends: int) -> dict[int, Op]:
-    """The nodes, by number, with each nonlinearity that has a single reader moved into that reader."""
+    """Return the nodes, by number, with each nonlinearity that has a single reader fused into that reader."""
     readers, kept = readers_of(nodes), dict(nodes)
     for i, node in nodes.items():
         if node.activation is None or i in ends or len(readers.get(i, [])) != 1:
@@ -23,7 +23,7 @@ def fused(nodes: Mapping[int, Op], *ends: int) -> dict[int, Op]:
 
 
 def readers_of(nodes: Mapping[int, Op]) -> dict[int, list[int]]:
-    """The nodes that read the map of each."""
+    """For each node, the nodes that read its map."""
     readers: dict[int, list[int]] = {}
     for i in sorted(nodes):
         for used in nodes[i].maps:
@@ -32,10 +32,10 @@ def readers_of(nodes: Mapping[int, Op]) -> dict[int, list[int]]:
 
 
 class Steps:
-    """Operations over maps with numbers of their own, which share buffers in the end.
+    """Operations over numbered maps, which are assigned to shared buffers at the end.
 
-    One product of the images is the program's `input`; where there are several, or an operation that reads none, each
-    is an operation.
+    A single product of the images is the program's `input`. If there are several, or an operation that reads no map,
+    each product is an operation.
     """
 
     def __init__(self, nodes: Mapping[int, Op], to_images: bool = False) -> None:
@@ -52,9 +52,9 @@ class Steps:
         return len(self.sizes) - 1
 
     def forward(self, i: int, maps: dict[int, int], instead: int | None) -> None:
-        """The operation of node i, which writes a new map, or in place of the one of the node `instead`.
+        """Append the operation of node i, which writes a new map or overwrites the map of the node `instead`.
 
-        `maps` says where the results of the nodes are. What is added to and still needed is copied first.
+        `maps` holds the maps of the nodes' results. A map that is added to and still needed later is copied first.
         """
         node = self.nodes[i]
         if node.src == PIXELS and self.input is not None:
@@ -67,22 +67,22 @@ class Steps:
         maps[i] = dst
 
     def in_buffers(self, first: Sequence[int], until: Mapping[int, int]) -> tuple[tuple[Op, ...], list[int], list[int]]:
-        """Linear scan: the steps over buffers, each free again after the last step that uses it; the buffers' sizes;
-        and the buffer of each map.
+        """Assign buffers by linear scan: return the steps over buffers, the buffers' sizes, and the buffer of each map.
 
-        Maps of `first` hold something from the start on, those of `until` are needed up to that step.
+        A buffer is free after the last step that uses its map. Maps of `first` hold data from the start, and those of
+        `until` are needed up to the given step.
         """
         last = {v: t for t, step in enumerate(self.steps) for v in step.maps}
         last |= {v: max(t, last.get(v, -1)) for v, t in until.items()}
         sizes: list[int] = []
         free: list[int] = []
-        # What an operation with a tangent read last: the next must not write there if both are one.
+        # Buffers that an operation with a tangent read last: the next must not write there, as both may run as one.
         held: list[int] = []
         buffer_of: dict[int, int] = {}
         steps = []
 
         def take(v: int) -> None:
-            """The free buffer that fits best, made larger if none is large enough, or a new one."""
+            """Take the free buffer that fits best, enlarged if none is large enough, or a new one."""
             size = self.sizes[v]
             best = min(free, key=lambda b: (sizes[b] < size, abs(sizes[b] - size)), default=None)
             if best is None:
@@ -108,7 +108,7 @@ class Steps:
 def assign_buffers(
     nodes: Mapping[int, Op], *ends: int
 ) -> tuple[tuple[Op, ...], tuple[int, ...], int | None, tuple[int, ...]]:
-    """The operations of a program, the sizes of its buffers, its input, and the buffers where `ends` are."""
+    """Return the operations of a program, the sizes of its buffers, its input, and the buffers of `ends`."""
     writer = Steps(nodes)
     last = {i: max(readers) for i, readers in readers_of(nodes).items()} | dict.fromkeys(ends, len(nodes) + max(nodes))
     maps: dict[int, int] = {}

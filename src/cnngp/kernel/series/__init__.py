@@ -1,1 +1,1 @@
-"""The Hermite series of `Elementwise`: quadrature, tables, and how engines read them."""
+"""The Hermite series of `Elementwise`: quadrature, tables, and their packed form for engines."""

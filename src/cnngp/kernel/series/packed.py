@@ -1,5 +1,5 @@
-"""The Hermite series of functions, each made once (the mathematics is in tables.py), the check of their reach, and the
-tables of a program's `Elementwise` as the interpreter reads them: packed flat, rows chosen by the data.
+"""Hermite series of functions, each computed once (mathematics: tables.py), the check of their range, and the tables of
+a program's `Elementwise` in the form that the interpreter reads: packed flat, with rows chosen by the data.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from cnngp.network.layers import Elementwise, NetworkError
 from ..program import Activation, Program
 from .tables import FIRST_EXPONENT, PRECISION, Series, build
 
-# The head of a packed series: panels, rows, coefficients a row, coefficients of the second moment, power of s on the
+# Header of a packed series: panels, rows, coefficients per row, coefficients of the second moment, power of s on the
 # first panel, first odd row, exponent of the first panel.
 PANELS, ROWS, WIDTH, SECOND_WIDTH, POWER, EVEN, EXPONENT, HEAD = range(8)
 
 
 def series(fn: Function, dtype: DTypeLike = np.float32) -> Series:
-    """The Hermite series of a function, good to 1e-8 for float32 and 1e-13 for float64.
+    """Hermite series of a function, accurate to 1e-8 for float32 and 1e-13 for float64.
 
     >>> 280 < series("tanh").largest_s ** 2 < 290  # the largest variance
     True
@@ -36,12 +36,12 @@ def series(fn: Function, dtype: DTypeLike = np.float32) -> Series:
 
 @lru_cache(maxsize=64)
 def _cached(fn: Function, size: int, values: str) -> Series:
-    """`values` tells a function from itself after it has changed, as one that reads a global may."""
+    """`values` is part of the key because a function may change, for example if it reads a global variable."""
     return build(fn, PRECISION[size])
 
 
 def check(series: Series, s: ArrayLike, place: str = "") -> None:
-    """Refuse standard deviations beyond the series, naming the layer's place and the variance."""
+    """Raise `NetworkError`, with the layer's place and the variance, for standard deviations beyond the series."""
     worst = float(np.max(s, initial=0.0))
     if worst <= series.largest_s:
         return
@@ -57,9 +57,9 @@ def check(series: Series, s: ArrayLike, place: str = "") -> None:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one series that some data needs: the first of each parity, and the steps of Horner's rule.
+    """Rows of one series that given data needs: the first ones of each parity, and the steps of Horner's rule.
 
-    `every` has the steps of all rows of the series, the even and the odd ones, whatever the data.
+    `every` has the steps of all even and all odd rows of the series, independent of the data.
     """
 
     at: int
@@ -96,16 +96,16 @@ class SeriesTables:
         self.panels: NDArray[np.float64] = np.concatenate(packed) if packed else np.zeros(1)
 
     def check(self, a: Activation, peak: float) -> None:
-        """Refuse a variance, in buffer units, that the series of an Elementwise does not reach."""
+        """Raise `NetworkError` for a variance, in buffer units, beyond the range of an Elementwise's series."""
         if a.site in self._series:
             check(self._series[a.site], float(np.sqrt(a.unit * peak)), a.place)
 
     def rows(self, peaks: NDArray[np.float64] | None) -> dict[int, Rows]:
-        """What each site needs for images whose largest variances are `peaks` (activations,), in buffer units.
+        """Rows that each site needs for images whose largest variances are `peaks` (activations,), in buffer units.
 
-        Rows above those needed are zero, so more rows would give the same bits. None: the diagonal alone, which takes
-        no row, or all of them under a pool, where the covariances of different locations of an image enter it, and for
-        a tangent kernel, whose slopes are sums over them.
+        Further rows are zero and would give the same bits. `peaks=None` is for the diagonal alone, which needs no rows,
+        except with pools, where covariances between locations of one image enter it, and for a tangent kernel, whose
+        slopes are sums over the rows: these need all.
         """
         chosen = {}
         for a in self.sites:

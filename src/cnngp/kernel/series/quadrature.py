@@ -1,9 +1,9 @@
-"""E[fn(s z) h_k(z)] and E[fn(s z)²] for any function fn, z standard normal, h_k the normalised Hermite polynomials.
+"""Quadrature of E[fn(s z) h_k(z)] and E[fn(s z)²], z standard normal, h_k the normalised Hermite polynomials.
 
-Two ways, for two kinds of function. Where fn is smooth but perhaps at 0, one fixed mesh in z serves all s, so the h_k
-are tabulated once, up to k in the thousands. Where fn has kinks elsewhere, they move in z with s, so each s has panels
-of its own, and k stays small. All sums are plain additions in a fixed order: a BLAS product may change its bits with
-the number of threads, and these numbers decide the bits of a kernel.
+There are two methods. If fn is smooth except perhaps at 0, one fixed mesh in z serves all s, so the h_k are tabulated
+once, up to k in the thousands. If fn has other kinks, they move in z with s, so each s has panels of its own, and k
+stays small. All sums are plain additions in a fixed order: the bits of a BLAS product may depend on the number of
+threads, and these numbers determine the bits of a kernel.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Array = NDArray[np.float64]
 REACH = 13.0  # |h_k(z)| φ(z) ≤ exp(−z²/4) < 1e-18 beyond, for every k
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
-# Legendre coefficients 13, 14, 15 from values at the nodes: three, so that neither parity escapes.
+# Legendre coefficients 13, 14, 15 from values at the nodes: three of them cover both parities.
 _LAST = np.ascontiguousarray(
     (np.polynomial.legendre.legvander(_NODES, 15) * _WEIGHTS[:, None] * (np.arange(16) + 0.5)).T[-3:]
 )
@@ -30,7 +30,7 @@ _MAX_PIECES = 3000
 
 
 class TooRough(NetworkError):
-    """A function that no reasonable number of pieces resolves."""
+    """Error for a function that no reasonable number of pieces resolves."""
 
 
 # ---- one mesh for all s --------------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ class TooRough(NetworkError):
 def half_line() -> tuple[Array, Array]:
     """Nodes z > 0 and weights of 2 φ(z) dz on [0, 13].
 
-    Steps of 1/8 resolve h_8192, whose waves are 2π/90 long; towards 0 they shrink with z, for fn(s z) at large s.
+    Steps of 1/8 resolve h_8192, whose wavelength is 2π/90; towards 0 they shrink with z, for fn(s z) at large s.
     """
     fine = [2.0**-j * (1.0 + i / 4.0) for j in range(16, 3, -1) for i in range(4)]
     cuts = np.array([0.0, *fine, *np.arange(1 / 8, REACH + 1 / 16, 1 / 8)])
@@ -50,7 +50,7 @@ def half_line() -> tuple[Array, Array]:
 
 @lru_cache(maxsize=4)
 def hermite_rows(indices: tuple[int, ...]) -> tuple[Array, Array]:
-    """(len(indices), nodes) h_2n and h_2n+1 on `half_line`, times its weights, for n in `indices`."""
+    """Return h_2n and h_2n+1 on `half_line`, times its weights, for n in `indices`: (len(indices), nodes) each."""
     z, weights = half_line()
     even, odd = np.empty((len(indices), len(z))), np.empty((len(indices), len(z)))
     rows = {n: i for i, n in enumerate(indices)}
@@ -68,20 +68,20 @@ def hermite_rows(indices: tuple[int, ...]) -> tuple[Array, Array]:
 
 
 def parts(fn: Function, s: Array) -> tuple[Array, Array]:
-    """(len(s), nodes) the even and the odd part of z ↦ fn(s z) on `half_line`."""
+    """Return the even and the odd part of z ↦ fn(s z) on `half_line`, (len(s), nodes) each."""
     x = s[:, None] * half_line()[0]
     plus, minus = values_at(fn, x), values_at(fn, -x)
     return 0.5 * (plus + minus), 0.5 * (plus - minus)
 
 
-# ---- panels of its own for each s ----------------------------------------------------------------------------------
+# ---- separate panels for each s ------------------------------------------------------------------------------------
 
 
 def moments(fn: Function, s: Array, terms: int) -> tuple[Array, Array]:
-    """(terms, len(s)) E[fn(s z) h_k(z)], terms ≤ 64, and (len(s),) E[fn(s z)²].
+    """Return E[fn(s z) h_k(z)], (terms, len(s)) with terms ≤ 64, and E[fn(s z)²], (len(s),).
 
-    Panels are cut at a fixed grid in z and where a piece of fn begins, at x = s z: no wave of h_64 is too short for a
-    panel and no kink of fn is inside one.
+    Panels are cut at a fixed grid in z and at the boundaries of the pieces of fn, x = s z, so that each panel resolves
+    h_64 and has no kink of fn inside it.
     """
     cuts_in_x = pieces(fn, REACH * float(np.max(s)))
     grid = np.arange(-REACH, REACH + 0.25, 0.5)
@@ -103,7 +103,7 @@ def moments(fn: Function, s: Array, terms: int) -> tuple[Array, Array]:
 
 
 def is_smooth(fn: Function) -> bool:
-    """Whether fn has no kink but at 0, as far as its pieces within |x| < 64 show."""
+    """True if fn has no kink except at 0, as far as its pieces within |x| < 64 show."""
     if any(x != 0.0 for x in breakpoints(fn)):
         return False
     cuts = pieces(fn, 64.0)
@@ -111,10 +111,10 @@ def is_smooth(fn: Function) -> bool:
 
 
 def pieces(fn: Function, reach: float) -> Array:
-    """Cuts of [−reach, reach] between which fn is a polynomial of degree 15, to rounding.
+    """Cuts of [−reach, reach] between which fn is a polynomial of degree 15, up to rounding.
 
-    Dyadic about 0, then bisected where the last Legendre coefficients have not died; around a kink that goes on until
-    the piece that holds it weighs nothing.
+    They are dyadic about 0 and then bisected while the last Legendre coefficients are not negligible; around a kink
+    this continues until the weight of the piece that contains it is negligible.
     """
     powers: Array = 2.0 ** np.arange(-4.0, max(math.ceil(math.log2(reach)), -3) + 1)
     known = [x for x in breakpoints(fn) if abs(x) < powers[-1]]
@@ -131,7 +131,7 @@ def pieces(fn: Function, reach: float) -> Array:
         values = values_at(fn, 0.5 * (low + high)[:, None] + 0.5 * width[:, None] * _NODES)
         last = np.max(np.abs(np.einsum("jn,pn->pj", _LAST, values)), axis=1)
         scale = np.maximum(np.max(np.abs(values), axis=1), np.interp(outer, *_envelope(fn, powers)))
-        # A piece of width w at distance x from 0 has a Gaussian weight of at most about w/x, whatever s is.
+        # A piece of width w at distance x from 0 has a Gaussian weight of at most about w/x, for any s.
         rough = last * width > 4e-15 * scale * outer
         middle = 0.5 * (low + high)[rough]
         done.append(middle)
@@ -140,7 +140,7 @@ def pieces(fn: Function, reach: float) -> Array:
 
 
 def check_growth(fn: Function, reach: float) -> None:
-    """Refuse what is not finite or grows faster than a power: it has no second moment for large s."""
+    """Raise `NetworkError` if fn is not finite or grows faster than a power: no second moment exists for large s."""
     x: Array = reach * 2.0 ** np.arange(-8.0, 1.0)
     size = np.maximum(np.abs(values_at(fn, x)), np.abs(values_at(fn, -x)))
     if not np.isfinite(size).all() or (size[1:] > 256.0 * np.maximum.accumulate(size)[:-1] + 1.0).any():
@@ -151,13 +151,13 @@ def check_growth(fn: Function, reach: float) -> None:
 
 
 def _envelope(fn: Function, powers: Array) -> tuple[Array, Array]:
-    """The largest |fn| within |x| ≤ each power of two."""
+    """Largest |fn| within |x| ≤ each power of two."""
     x = powers * np.linspace(-1.0, 1.0, 9)[:, None]
     return powers, np.maximum.accumulate(np.max(np.abs(values_at(fn, x)), axis=0))
 
 
 def _gauss_legendre(low: Array, high: Array) -> tuple[Array, Array]:
-    """(panels, 16) nodes, and weights of φ(z) dz."""
+    """Nodes and weights of φ(z) dz, (panels, 16) each."""
     low, high = low[:, None], high[:, None]
     z = 0.5 * (low + high) + 0.5 * (high - low) * _NODES
     return z, 0.5 * (high - low) * _WEIGHTS * np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)

@@ -1,29 +1,29 @@
-"""The tables of a function's Hermite series: what compiled code needs for E[fn(u) fn(v)].
+"""Tables of a function's Hermite series, from which compiled code computes E[fn(u) fn(v)].
 
 With u = s z and v = s' z', ρ the correlation of the standard normals z and z', h_k the normalised Hermite polynomials,
 
     V = Σ_k a_k(s) a_k(s') ρ^k,     a_k(s) = E[fn(s z) h_k(z)],     E[fn(s z)²] = Σ_k a_k(s)².
 
-The a_k belong to one image, so a pair costs a polynomial in ρ. They are kept as Chebyshev polynomials in s on fixed
-dyadic panels, which depend on the function alone, never on data: a kernel's bits cannot depend on the batch.
+Each a_k depends on one image, so a pair costs a polynomial in ρ. They are stored as Chebyshev polynomials in s on fixed
+dyadic panels, which depend on the function alone, never on data, so a kernel's bits cannot depend on the batch.
 
-**Thinning.** The terms grow in number like s²: tanh needs 300 of them for 1e-8 at s = 3. But among k of one parity
-a_k(s) a_k(s') ρ^k is smooth in k, so a few terms, with weights, stand for all: k = 2n or 2n + 1 with n = 0, 1, …, 15,
-16, 18, …, 30, 32, 36, …, 60, 64, 72, … (8 an octave for float32, 16 for float64). The weights are those of local
-polynomial interpolation in n. They are positive, so the kernel stays positive definite, and go into the tables as
-√weight. Steps in n are powers of two, so Horner's rule runs as ever, with x^(2^b) in place of x = ρ².
+**Thinning.** The number of terms grows like s²: tanh needs 300 of them for 1e-8 at s = 3. But among k of one parity
+a_k(s) a_k(s') ρ^k is smooth in k, so a few weighted terms represent all: k = 2n or 2n + 1 with n = 0, 1, …, 15,
+16, 18, …, 30, 32, 36, …, 60, 64, 72, … (8 per octave for float32, 16 for float64). The weights are those of local
+polynomial interpolation in n. They are positive, so the kernel stays positive definite, and enter the tables as
+√weight. Steps in n are powers of two, so Horner's rule applies with x^(2^b) in place of x = ρ².
 docs/elementwise.md has figures.
 
 **Error**, relative to √(E[fn(u)²] E[fn(v)²]), by Cauchy–Schwarz from two different tails:
 
 * Terms beyond the last n are never kept. Both images lack them, so the error is at most the missing *energy*
-  (E[fn²] − Σ a_k²)/E[fn²]. It must be below the tolerance; `largest_s` is where it stops being so.
+  (E[fn²] − Σ a_k²)/E[fn²]. It must be below the tolerance, which holds up to `largest_s`.
 * A panel may stop early, at `terms_needed`, though the other image may have a larger s and a longer series. Here the
-  error is at most √(e · e'), e and e' the energies of the dropped terms in either; e' is taken from the worst panel.
-  Rows of `coefficients` from `terms_needed` on are exactly zero: an engine may run any number of rows above it and get
+  error is at most √(e · e'), e and e' the energies of the dropped terms in each; e' is taken from the worst panel.
+  Rows of `coefficients` from `terms_needed` on are exactly zero: an engine may run any larger number of rows and get
   the same bits.
 
-The first may take 0.8 of the tolerance, the second 0.1 for each parity. The thinning itself is checked when the tables
+The first may use 0.8 of the tolerance, the second 0.1 for each parity. The thinning itself is checked when the tables
 are made, against a rule with twice the terms, on a grid of (s, s', ρ).
 """
 
@@ -45,10 +45,10 @@ Array = NDArray[np.float64]
 
 FIRST_EXPONENT = -6  # panel 0 is [0, 2^-6], panel p ≥ 1 is [2^(p-7), 2^(p-6)]
 LAST_EXPONENT = 9
-_COMPUTED_N = 4096  # as far as h_2n is tabulated; beyond, only a kink at 0 leaves anything, and it has a known form
+_COMPUTED_N = 4096  # h_2n is tabulated up to here; beyond, only a kink at 0 contributes, in a known form
 _LAST_N = 2**17
 _DENSE_N = 32  # for functions with kinks away from 0: there a_k is not smooth in k, so k < 64 and no thinning
-_POINTS, _POINTS_DENSE = 32, 40  # Chebyshev points a panel; the tables keep only the degree that is needed
+_POINTS, _POINTS_DENSE = 32, 40  # Chebyshev points per panel; the tables keep only the degree that is needed
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class Series:
         E[fn(s z)²]  = s^2q · Σ_i second_moment[p, i] T_i(t)
         V            = Σ_j A_j(s) A_j(s') ρ^k
 
-    with q = `first_power` on panel 0 and 0 on the others. q = 1 where fn(0) = 0: then all of these vanish at s = 0, and
-    the factor keeps their relative accuracy for the smallest s.
+    with q = `first_power` on panel 0 and 0 on the others. q = 1 if fn(0) = 0: then all of these vanish at s = 0, and
+    the factor preserves their relative accuracy for the smallest s.
 
     Horner's rule in x = ρ² over the rows of one parity, from its last row down to its first:
     total ← total · x^(2^shifts[j+1]) + A_j A'_j; the odd total is multiplied by ρ at the end. Rows of a parity from
@@ -100,7 +100,7 @@ class Series:
 def _thinned(an_octave: int, order: int) -> tuple[NDArray[np.int64], Array]:
     """Indices n and weights w with Σ_j w_j g(n_j) ≈ Σ_n g(n) for smooth g: each left-out n is interpolated locally."""
     octaves = [np.arange(2 * an_octave)]
-    while octaves[-1][-1] < 16 * _COMPUTED_N:  # further than needed, so that the weights in use see no end
+    while octaves[-1][-1] < 16 * _COMPUTED_N:  # further than needed, so that the end does not affect the weights used
         start = 2 * an_octave * 2 ** (len(octaves) - 1)
         octaves.append(np.arange(start, 2 * start, 2 ** len(octaves)))
     n = np.concatenate(octaves)
@@ -113,14 +113,14 @@ def _thinned(an_octave: int, order: int) -> tuple[NDArray[np.int64], Array]:
         others = np.delete(x, i, axis=1)
         np.add.at(w, window[:, i], np.prod((left_out[:, None] - others) / (x[:, i : i + 1] - others), axis=1))
     n, w = n[n < _COMPUTED_N], w[n < _COMPUTED_N]
-    while n[-1] < _LAST_N // 2:  # an octave is the one before, stretched
+    while n[-1] < _LAST_N // 2:  # each octave is the one before, stretched
         n, w = np.append(n, 2 * n[-an_octave:]), np.append(w, 2.0 * w[-an_octave:])
     return n, w
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """Which terms are kept, and how they are computed."""
+    """The choice of terms that are kept, and their computation."""
 
     n: NDArray[np.int64]
     weights: Array
@@ -128,7 +128,7 @@ class _Rule:
     kinked: tuple[bool, bool] = (False, False)  # at 0: the even part of fn, the odd part
 
     def rows(self, fn: Function, s: Array) -> tuple[Array, Array]:
-        """(len(n), len(s)) of √weight · a_k for even k, and for odd k."""
+        """Return √weight · a_k for even k and for odd k, (len(n), len(s)) each."""
         root = np.sqrt(self.weights)[:, None]
         if not self.thinned:
             a = moments(fn, s, 2 * len(self.n))[0]
@@ -138,10 +138,10 @@ class _Rule:
         return self._extended(even, 0) * root, self._extended(odd, 1) * root
 
     def _extended(self, a: Array, parity: int, order: int = 2) -> Array:
-        """The rows beyond those computed: what a kink of fn at 0 leaves there.
+        """Extend the rows beyond those computed, by the asymptotic form of a kink of fn at 0.
 
         |x| has a_k ∝ γ_n with γ²_{n+1}/γ²_n = (2n − 1)²/((2n + 1)(2n + 2)), k = 2n, and x|x| has γ_n/√k, k = 2n + 1;
-        |x|³ and x³|x| have about 1/n of that, and so on. So a_k/γ_n is a polynomial in 1/n, known from the last octave.
+        |x|³ and x³|x| have about 1/n of that, and so on. So a_k/γ_n is a polynomial in 1/n, fitted to the last octave.
         """
         computed, start = len(a), _COMPUTED_N // 2
         if not self.kinked[parity]:
@@ -159,7 +159,7 @@ class _Rule:
         return np.concatenate([a, gamma(beyond) * ratio])
 
     def doubt(self, even: Array, odd: Array) -> Array:
-        """(len(s),) by how much the energy of `rows` would change with one order less in 1/n."""
+        """Change of the energy of `rows` if the order in 1/n is reduced by one, (len(s),)."""
         root = np.sqrt(self.weights)[:, None]
         total = np.zeros(even.shape[1])
         for parity, a in enumerate((even, odd)):
@@ -171,7 +171,7 @@ class _Rule:
 
 
 def _interpolate(x: Array, y: Array, at_x: Array) -> Array:
-    """The polynomial through (x[i], y[i]), y (points, columns), at other places: (len(at_x), columns)."""
+    """Evaluate the polynomial through (x[i], y[i]), y (points, columns), at `at_x`: (len(at_x), columns)."""
     total = np.zeros((len(at_x), y.shape[1]))
     for i in range(len(x)):
         others = np.delete(x, i)
@@ -180,7 +180,7 @@ def _interpolate(x: Array, y: Array, at_x: Array) -> Array:
 
 
 def _kinks_at_zero(fn: Function, n: NDArray[np.int64]) -> tuple[bool, bool]:
-    """Whether the even and the odd part of fn have a kink at 0: then a_k falls like a power of k at the smallest s."""
+    """Test the even and the odd part of fn for a kink at 0: a_k then decays like a power of k at the smallest s."""
     h = hermite_rows(tuple(n[n < _COMPUTED_N].tolist()))
     row = int(np.searchsorted(n, _COMPUTED_N // 2))
     f = parts(fn, np.array([0.125]))
@@ -190,7 +190,7 @@ def _kinks_at_zero(fn: Function, n: NDArray[np.int64]) -> tuple[bool, bool]:
 
 
 def _products(h: Array, f: Array) -> Array:
-    """Σ_z h[j, z] f[s, z], up to the row where nothing is left."""
+    """Return Σ_z h[j, z] f[s, z], up to the row from which on it is negligible."""
     a = np.zeros((len(h), len(f)))
     for j in range(0, len(h), 8):
         a[j : j + 8] = np.einsum("jz,sz->js", h[j : j + 8], f)
@@ -203,11 +203,11 @@ def _products(h: Array, f: Array) -> Array:
 
 
 def build(fn: Function, precision: Precision) -> Series:
-    """The tables of `fn`, or a `NetworkError` that says why there are none."""
+    """Build the tables of `fn`, or raise `NetworkError` with the reason why that is impossible."""
     check_growth(fn, 16.0 * 2.0**LAST_EXPONENT)
     n, weights = _thinned(precision.an_octave, precision.order)
     rules = [_Rule(n, weights, True, _kinks_at_zero(fn, n))]
-    if not is_smooth(fn):  # far kinks do not matter to either rule, near ones less to the second
+    if not is_smooth(fn):  # distant kinks affect neither rule, near ones affect the second less
         rules.append(_Rule(np.arange(_DENSE_N), np.ones(_DENSE_N), False))
     built = [_build_with(fn, precision, rule) for rule in rules]
     best = max((s for s in built if s is not None), key=lambda s: s.largest_s, default=None)
@@ -221,7 +221,7 @@ def build(fn: Function, precision: Precision) -> Series:
 
 
 def _build_with(fn: Function, precision: Precision, rule: _Rule) -> Series | None:
-    """Panels from small s to large, up to the first s that misses too much energy."""
+    """Build panels from small s to large, up to the first s at which too much energy is missing."""
     first_power = int(np.max(np.abs(values_at(fn, np.array([-1e-15, 0.0, 1e-15])))) < 1e-12)
     edges, largest = [0.0], 0.0
     tables: list[Array] = []
@@ -253,7 +253,7 @@ def _build_with(fn: Function, precision: Precision, rule: _Rule) -> Series | Non
 
 
 def _at(fn: Function, rule: _Rule, s: Array) -> tuple[Array, Array, Array, Array]:
-    """Rows of even k, of odd k, E[fn²], and the part of E[fn²] that the rows miss."""
+    """Return the rows of even k, those of odd k, E[fn²], and the fraction of E[fn²] that the rows miss."""
     try:
         energy = moments(fn, s, 0)[1]
     except TooRough:
@@ -265,7 +265,7 @@ def _at(fn: Function, rule: _Rule, s: Array) -> tuple[Array, Array, Array, Array
 
 
 def _first_bad(fn: Function, rule: _Rule, low: float, s: Array, missing: Array, tolerance: float) -> float:
-    """The s from which energy is missing, to about a thousandth of the panel; infinite if none is."""
+    """Smallest s at which too much energy is missing, to about a thousandth of the panel; infinite if there is none."""
     order = np.argsort(s)
     bad = ~(missing[order] <= tolerance)
     if not bad.any():
@@ -278,19 +278,19 @@ def _first_bad(fn: Function, rule: _Rule, low: float, s: Array, missing: Array, 
 
 
 def _energy_left(a: Array, energy: Array) -> Array:
-    """(rows,) the part of the energy in this row and all after it, at the worst s."""
+    """Fraction of the energy in each row and all after it, at the worst s, (rows,)."""
     left = np.cumsum((a * a)[::-1], axis=0)[::-1] / np.where(energy == 0.0, 1.0, energy)
     return np.asarray(np.max(left, axis=1))
 
 
 def _terms_needed(left: Array, tolerance: float) -> NDArray[np.int64]:
-    """left: (panels, 2, rows) -> (panels, 2). The other image may be on any panel, so the worst of them counts."""
+    """Number of terms needed, (panels, 2), from `left` (panels, 2, rows), if the other image is on the worst panel."""
     error = np.sqrt(left * np.max(left, axis=0))
     return np.asarray(np.count_nonzero(error > tolerance, axis=2), dtype=np.int64)
 
 
 def _thinning_limit(fn: Function, rule: _Rule, precision: Precision, largest: float) -> float:
-    """The s up to which thinning agrees with a rule of twice the terms, for all s' below it and all ρ."""
+    """Largest s up to which thinning agrees with a rule of twice the terms, for all s' below it and all ρ."""
     finer = _Rule(*_thinned(2 * precision.an_octave, precision.order), True, rule.kinked)
     s = np.append(largest * 2.0 ** np.arange(-8.0, 0.0, 0.5), largest)
     x = 1.0 - np.append(0.0, 2.0 ** -np.arange(1.0, 13.5, 0.75))  # ρ²
@@ -310,7 +310,7 @@ def _series(
     fn: Function, rule: _Rule, precision: Precision, edges: Array, tables: Array, needed: NDArray[np.int64],
     first_power: int, largest: float,
 ) -> Series:  # fmt: skip
-    """Cut the rows and degrees that carry nothing, and set the rest to exact zeros."""
+    """Drop negligible rows and degrees, and set the remaining unneeded coefficients to exactly zero."""
     even, odd = needed.max(axis=0)
     rows = len(rule.n)
     second_moment = tables[:, -1]
@@ -339,10 +339,10 @@ def _chebyshev_points(points: int) -> Array:
 
 
 def _chebyshev_fit(values: Array) -> Array:
-    """(rows, points) values at the Chebyshev points -> (rows, points) coefficients."""
+    """Convert values at the Chebyshev points, (rows, points), to Chebyshev coefficients of the same shape."""
     points = values.shape[1]
     i = np.arange(points)
-    # The angle is reduced in integers: π i (2 i' + 1)/(2 points) itself would lose digits.
+    # The angle is reduced in integers, because π i (2 i' + 1)/(2 points) itself would lose digits.
     matrix = np.cos(math.pi / (2 * points) * (i[:, None] * (2 * i + 1) % (4 * points))) * (2.0 / points)
     matrix[0] *= 0.5
     return np.asarray(np.einsum("ip,rp->ri", matrix, values))

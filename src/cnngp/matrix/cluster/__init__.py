@@ -1,1 +1,1 @@
-"""Work on the machines of a Dask cluster: its workers (`cluster.py`), and the tiles that they fill (`filling.py`)."""
+"""Computation on a Dask cluster: its workers (`cluster.py`), and the tiles that they fill (`filling.py`)."""

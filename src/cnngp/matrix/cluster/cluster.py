@@ -1,7 +1,7 @@
-"""The workers of a Dask cluster that can do the work, and work for them.
+"""Workers of a Dask cluster, and the assignment of tasks to them.
 
-Dask starts the work and carries what comes of it. A worker that dies, freezes or joins late is noticed here, because
-Dask itself waits for minutes, and what it had is given to others.
+Dask starts the tasks and transfers their results. This module detects workers that die, freeze or join late, for which
+Dask itself waits for minutes, and reassigns their tasks.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from cnngp.common.optional import need
 
 log = logging.getLogger("cnngp")
 
-# Workers say that they are alive about every second. One that has not for so long is frozen, or cut off.
+# Workers send a heartbeat about every second. One that has been silent for this long is frozen or cut off.
 SILENT_SECONDS = 10.0
-# How long to wait for a first worker, or for one after the last has gone.
+# Seconds to wait while there are no workers, at the start or after the last one has gone.
 PATIENCE = 300.0
-# How long the scheduler, and then workers, may take to answer.
+# Seconds that the scheduler, and then the workers, may take to answer.
 _SCHEDULER_SECONDS = 30.0
 _WORKERS_SECONDS = 10.0
-# How often workers are looked at.
+# Seconds between two looks at the workers.
 _LOOK_SECONDS = 0.5
-# Workers that may be lost, beside as many as there were, without a result between them: then the work kills them.
+# Losing this many workers beyond the most there ever were, without a result in between, means the work kills them.
 _DEATHS = 4
-# What a call comes to whose scheduler or worker is lost.
+# Exceptions of a call whose scheduler or worker is lost.
 _LOST = (OSError, asyncio.CancelledError, concurrent.futures.CancelledError)
 
 
 class Refused(Exception):
-    """From a worker that cannot do the work, with the reason; others do it."""
+    """Reason of a worker that cannot do the work; other workers do it."""
 
 
 def same_version(version: str) -> None:
-    """On a worker: refuse to work for another version of the package."""
+    """On a worker: raise `Refused` if the client has another version of the package."""
     from cnngp import __version__
 
     if __version__ != version:
@@ -50,9 +50,9 @@ def same_version(version: str) -> None:
 
 
 class Cluster:
-    """The workers at a client's scheduler that can do the work, whoever comes and goes.
+    """The workers of a client's scheduler that can do the work, updated as workers join and leave.
 
-    Each is asked `question(version, *arguments)`, with the version of this package; one that raises is left out.
+    Each runs `question(version, *arguments)`, with the version of this package; one that fails or refuses is left out.
     """
 
     def __init__(self, client: Any, question: Callable[..., Any] = same_version, *arguments: Any) -> None:
@@ -66,21 +66,21 @@ class Cluster:
             raise ClusterError(f"client= is {client.status}; give one that is connected to its scheduler")
         self.client, self.address = client, str(client.scheduler.address)
         self.lost = 0
-        """Workers that were lost since the last result; whoever sees one by other means sets it to 0."""
+        """Workers lost since the last result; a caller that sees a result by other means sets it to 0."""
         self._ask = partial(client.run, question, __version__, *arguments, on_error="return")
         self._most = 0
-        self._fit: dict[str, tuple[int, Any]] = {}  # threads, and what it answered
+        self._fit: dict[str, tuple[int, Any]] = {}  # (threads, answer) by worker
         self._refused: dict[str, str] = {}
 
     def fit(self) -> dict[str, Any]:
-        """The workers that take part and their answers, after a word about those that are unfit or gone. Waits while
-        there are none.
+        """Return the usable workers and their answers; log those that are unusable or gone, and wait while none is
+        usable.
         """
         began, waiting = time.monotonic(), False
         while True:
             known, there = self._look()
             new = sorted(there.keys() - self._fit.keys() - self._refused.keys())
-            with suppress(*_LOST):  # one of them has frozen: all are asked again
+            with suppress(*_LOST):  # one of them has frozen: all are asked again in the next round
                 answers = within(_WORKERS_SECONDS, partial(self._ask, workers=new)) if new else {}
                 for worker, answer in answers.items():
                     if isinstance(answer, Exception) and not isinstance(answer, _LOST):
@@ -112,10 +112,10 @@ class Cluster:
         parallel: bool = False,
         over: Callable[[], bool] = lambda: False,
     ) -> Generator[tuple[int, Any]]:
-        """(k, `function(item, shared)` of the k-th item) as they come, until all have come or it is `over()`.
+        """Yield (k, `function(item, shared)` for item number k) as results arrive, until all have or `over()` is True.
 
-        A worker has one item at a time, or where `parallel` one a thread; `shared` is sent to each worker once. What a
-        worker had that is lost, frozen or gives back `Refused` is given to others.
+        A worker has one item at a time, or with `parallel` one per thread; `shared` is sent to each worker once. The
+        items of a worker that is lost, freezes or returns `Refused` are given to other workers.
         """
         from distributed import KilledWorker
 
@@ -144,7 +144,7 @@ class Cluster:
                             sent[worker] = within(_WORKERS_SECONDS, send)
                         given = taken[1], sent[worker]
                         running[self.client.submit(function, *given, workers=[worker], pure=False)] = worker, taken
-                    except (*_LOST, LookupError, ValueError):  # the worker is lost, which is noticed next time
+                    except (*_LOST, LookupError, ValueError):  # the worker is lost; the next look detects it
                         again.append(taken)
                 if not running and not again:
                     return
@@ -156,7 +156,7 @@ class Cluster:
                         raise error
                     try:
                         found = future.result(timeout=5.0)
-                    except (*_LOST, KilledWorker):  # with its worker
+                    except (*_LOST, KilledWorker):  # the result is lost with its worker
                         again.append(numbered)
                         continue
                     if isinstance(found, Refused):
@@ -167,19 +167,19 @@ class Cluster:
                     yield numbered[0], found
         finally:
             if self.client.status == "running":
-                with suppress(OSError):  # the scheduler has just gone: nobody is left to be told
+                with suppress(OSError):  # the scheduler has just gone, and its tasks with it
                     self.client.cancel(list(running))
 
     def _look(self) -> tuple[int, dict[str, int]]:
-        """How many workers the scheduler knows, and the threads of each that it has heard of lately; those of `_fit`
-        that were lost are told and left out.
+        """Return the number of workers that the scheduler knows and the threads of each that is responsive; log lost
+        workers and remove them from `_fit`.
         """
 
-        def seen(dask_scheduler: Any) -> dict[str, tuple[int, float]]:  # by its clock; it may not have this package
+        def seen(dask_scheduler: Any) -> dict[str, tuple[int, float]]:  # uses the scheduler's clock; needs no cnngp
             return {w: (s.nthreads, time.time() - s.last_seen) for w, s in dask_scheduler.workers.items()}
 
         gone = ClusterError(f"the scheduler {self.address} is gone")
-        if self.client.status != "running":  # Dask itself tries for half a minute
+        if self.client.status != "running":  # Dask itself would retry for half a minute
             raise gone
         try:
             known = within(_SCHEDULER_SECONDS, partial(self.client.run_on_scheduler, seen))
@@ -197,7 +197,7 @@ class Cluster:
         return len(known), there
 
     def _refuse(self, worker: str, error: BaseException) -> None:
-        """Leave a worker out, with a word about the reason where it is a new one."""
+        """Exclude a worker, and log the reason if it is a new one."""
         reason = one_line(error) if isinstance(error, Refused) else f"it cannot run cnngp ({one_line(error)})"
         if reason not in self._refused.values():
             log.warning("worker %s takes no part: %s", worker, reason)

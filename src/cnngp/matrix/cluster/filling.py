@@ -1,10 +1,10 @@
-"""The tiles of a matrix on a cluster: each worker fills the store in the way that a single process does.
+"""Filling the tiles of a matrix on a cluster: each worker fills the store as a single process does.
 
-A worker computes what the store lacks, its own share first and then what others have not done. So the tiles of one that
-dies or freezes are done by the others without anybody telling them, and the client only looks at what is there.
+A worker computes what the store lacks, its own share first and then what the others have not done. So the others do the
+tiles of one that dies or freezes without being told, and the client only watches the store.
 
-A worker looks for the name of its run (`images.py`) before it begins a tile and before it writes one. Without it, it
-stops: the run has ended, or was taken over by a later one, or the worker sees another store at the same path.
+A worker checks the name of its run (`images.py`) before it begins a tile and before it writes one. If the name has
+changed, it stops: the run has ended, a later one has replaced it, or the worker sees another store at the same path.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from ..store.store import GramStore
 from .cluster import Cluster, Refused, same_version
 
 Engine = tuple[str, ActualDevice]
-"""An engine's identity, and its device."""
+"""Identity and device of an engine."""
 
 
 class ClusterFill:
-    """A matrix that the workers of a client's cluster compute, in a store that all of them see."""
+    """A matrix that the workers of a Dask client compute, in a store that all of them can open."""
 
     def __init__(self, client: Any, kernel: Kernel, image_shape: tuple[int, ...], where: Any) -> None:
         from distributed.protocol import pickle
 
-        # As bytes: a worker that cannot make the kernel says why, where Dask itself would lose the worker.
+        # As bytes, so that a worker that cannot unpickle the kernel reports why; Dask itself would lose the worker.
         self._kernel: bytes = pickle.dumps(kernel)
         self._where = same_for_all_machines(where)
         self._cluster = Cluster(client, engine_here, self._kernel, image_shape)
         self.workers = 0
 
     def engine(self, wanted: str | None) -> Engine:
-        """The engine of the matrix, and its device: `wanted` where a worker has it, else that of most workers, those
-        with a card before the others.
+        """Choose the engine of the matrix and its device: `wanted` if a worker has it, else the most common engine on
+        a GPU, or on a CPU if no worker has a GPU.
         """
         counts: Counter[Engine] = Counter(self._cluster.fit().values())
         best = max(counts, key=lambda e: (e[0] == wanted, e[1] == "cuda", counts[e]))
@@ -54,7 +54,7 @@ class ClusterFill:
         return best
 
     def fill(self, store: GramStore, x: ImageRows, z: ImageRows | None, done: Callable[[Tile], None]) -> None:
-        """Have the tiles computed that the store lacks; `done` is told of each."""
+        """Have the workers compute the tiles that the store lacks; call `done` for each."""
         lacking, next_look = set(store.missing()), 0.0
         shares = itertools.cycle([(k, self.workers) for k in range(self.workers)])
 
@@ -66,22 +66,22 @@ class ClusterFill:
                 for at in sorted(before - lacking):
                     self._cluster.lost = 0
                     done(store.grid.at(*at))
-                # Listing a store may take time.
+                # Listing a large store may be slow, so it takes at most a tenth of the time.
                 next_look = time.monotonic() + max(0.2, 10.0 * (time.monotonic() - began))
             return not lacking
 
         try:
             job = self._kernel, self._where, begin_run(store, x, z)
             for _ in self._cluster.results(fill_missing, shares, job, over=whole):
-                next_look = min(next_look, time.monotonic() + 0.2)  # a worker finds nothing that is left to do
+                next_look = min(next_look, time.monotonic() + 0.2)  # a worker has found nothing left to do
         finally:
             end_run(store)
 
 
 async def engine_here(version: str, kernel: bytes, image_shape: tuple[int, ...], dask_worker: Any) -> Engine | Refused:
-    """On a worker: its engine for a kernel.
+    """On a worker: return its engine for a kernel.
 
-    An error is told in words, because the client may not have what it takes to make it again, such as CuPy.
+    Errors are returned as text, because the client may lack what unpickling them needs, such as CuPy.
     """
     same_version(version)
     try:
@@ -92,9 +92,9 @@ async def engine_here(version: str, kernel: bytes, image_shape: tuple[int, ...],
 
 
 def fill_missing(share: tuple[int, int], job: tuple[bytes, str, bytes]) -> Refused | None:
-    """On a worker: compute what the store lacks, beginning with its share.
+    """On a worker: compute the tiles that the store lacks, beginning with its share.
 
-    Only what would meet every worker is raised: a tile that came out wrong, a full disk.
+    Only errors that every worker would meet are raised: a `StoreError`, such as for a tile with NaN, or a full disk.
     """
     from distributed import get_worker
 
@@ -124,10 +124,10 @@ def fill_missing(share: tuple[int, int], job: tuple[bytes, str, bytes]) -> Refus
         if kernel.check:
             kernel.verify(x.X)
         tiles = not_done_by_others(store, store.missing(), share, check)
-        # A worker with several cards uses the first: tools that start one worker for each card show it all of them.
+        # A worker that sees several GPUs uses the first: tools that start a worker per GPU show all GPUs to each.
         fill(tiles, lanes(kernel, x.image_shape, 1 if kernel.device == "cuda" else None), x, z, write, lambda _: None)
     except Exception as error:
-        if store.get_bytes("images/run") == run:  # else the images may have been half gone when they were read
+        if store.get_bytes("images/run") == run:  # else the images may have been deleted while they were read
             if isinstance(error, StoreError) or (isinstance(error, OSError) and error.errno in FULL):
                 raise
             return Refused(f"{type(error).__name__}: {one_line(error)}")
@@ -135,7 +135,7 @@ def fill_missing(share: tuple[int, int], job: tuple[bytes, str, bytes]) -> Refus
 
 
 def _on_worker(kernel: bytes, worker: Any) -> Kernel:
-    """The kernel with as many threads as the worker has."""
+    """Unpickle the kernel, with as many threads as the worker has."""
     from distributed.protocol import pickle
 
     made: Kernel = pickle.loads(kernel)

@@ -1,1 +1,1 @@
-"""A kernel matrix on disk."""
+"""Kernel matrices on disk."""

@@ -1,7 +1,6 @@
-"""Where a store is, a folder of this machine, an fsspec URL or a place in a Zarr store, and the bytes under its keys.
+"""Location of a store (a local folder, an fsspec URL or a path in a Zarr store), and access to the bytes of its keys.
 
-Zarr's own functions are coroutines; here each is one call that returns when it is done, and errors of the disk are one
-line.
+Zarr's own functions are coroutines; here each is a blocking call, and an error of the disk becomes one line.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from cnngp.common.errors import StoreError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
-# Nothing takes so long to write: what is older was left by a process that was killed.
+# No write takes this long: an older temporary file was left by a killed process.
 _LEFT_SECONDS = 3600.0
-# What may be in a folder without a matrix of its own: parts of fits and predictions inside an estimator's store.
+# Names allowed in a folder without a matrix of its own: parts of fits and predictions inside an estimator's store.
 _PARTS = ("K", "inducing-", "cross-")
 
 
 def local_path(where: Any) -> Path | None:
-    """The folder of a store, or None where it is not on a file system of this machine."""
+    """Return the local folder of a store, or None if it is not on a file system of this machine."""
     if isinstance(where, Path):
         return where.expanduser()
     if isinstance(where, str):
@@ -43,7 +42,7 @@ def local_path(where: Any) -> Path | None:
 
 
 def child(where: Any, name: str) -> Any:
-    """A store inside a store. One that is a link was not made by cnngp: it is refused, as any link in a store."""
+    """Return the location of a store inside a store; raise `StoreError` for a link, which cnngp never makes."""
     from zarr.abc.store import Store
     from zarr.storage import StorePath
 
@@ -56,7 +55,7 @@ def child(where: Any, name: str) -> Any:
 
 
 def locate(where: Any, read_only: bool) -> tuple[Any, str, Path | None, str]:
-    """The Zarr store, the path of the group in it, the local folder if any, and a name for messages."""
+    """Return the Zarr store, the path of the group in it, the local folder or None, and a name for messages."""
     from zarr.abc.store import Store
     from zarr.storage import FsspecStore, LocalStore, StorePath
 
@@ -79,7 +78,7 @@ def locate(where: Any, read_only: bool) -> tuple[Any, str, Path | None, str]:
 
 
 def same_for_all_machines(where: Any) -> str:
-    """A place that means the same on every machine: an absolute path or a URL."""
+    """Return a location that is valid on every machine: an absolute path or a URL."""
     local = local_path(where)
     if local is not None or isinstance(where, str):
         return str(where if local is None else local.absolute())
@@ -87,10 +86,10 @@ def same_for_all_machines(where: Any) -> str:
 
 
 class HeldFolder:
-    """A folder that stays the same one while it is in use, whatever becomes of its name.
+    """A folder held open, so that its identity cannot change while it is in use.
 
-    What is read or written `inside` is so in the folder that was there at first, not in another one that has its name
-    by now, or that a link leads to.
+    Reads and writes under `inside` go to the folder that was opened, not to another one that has its name by now or
+    that a link leads to.
     """
 
     def __init__(self, path: Path) -> None:
@@ -101,16 +100,16 @@ class HeldFolder:
             self._close = weakref.finalize(self, os.close, descriptor)
             self._held = os.fstat(descriptor)
             by_number = Path(f"/proc/self/fd/{descriptor}")
-            if by_number.is_dir():  # of Linux; elsewhere `check` alone, before each write, tells
+            if by_number.is_dir():  # on Linux; elsewhere only `check`, before each write, detects a change
                 self.inside = by_number
 
     def close(self) -> None:
-        """Let go of it; nothing may be read or written inside any more."""
+        """Release the folder; nothing may be read or written inside it afterwards."""
         if self._held is not None:
             self._close()
 
     def check(self) -> None:
-        """`StoreError` where the name does not lead to this folder any more."""
+        """Raise `StoreError` if the name no longer leads to this folder."""
         same = self._held is None
         with suppress(OSError):
             same = same or os.path.samestat(self._held, self.path.stat())  # type: ignore[arg-type]
@@ -122,7 +121,7 @@ class HeldFolder:
 
 
 class Keys:
-    """The keys below one path of a Zarr store. A local folder is held: see `HeldFolder`."""
+    """The keys below one path of a Zarr store. A local folder that is written is held open: see `HeldFolder`."""
 
     def __init__(self, where: Any, read_only: bool, folder: HeldFolder | None = None) -> None:
         from zarr.storage import LocalStore
@@ -135,11 +134,11 @@ class Keys:
         self._inside, self._prefix = self.zarr_store, f"{self.path}/" if self.path else ""
         if folder is not None and type(self.zarr_store) is LocalStore:
             self._inside, self._prefix = LocalStore(folder.inside), ""
-        # For reading: a store that may be written makes its folder when it is first looked at.
+        # A read-only view for reading: a writable store would make its folder when it is first accessed.
         self._source = self._inside if self._inside.read_only else self._inside.with_read_only(True)
 
     def names(self, key: str) -> tuple[str, ...]:
-        """What is in a folder of the store, also what other processes have just put there."""
+        """List a folder of the store, including what other processes have just written."""
         from zarr.core.sync import collect_aiterator
 
         fs = getattr(self.zarr_store, "fs", None)
@@ -151,10 +150,10 @@ class Keys:
         return bool(wait(self._source.exists(self._prefix + key)))
 
     def get_bytes(self, key: str) -> bytes | None:
-        """Read, not only looked for: network file systems may remember that a file was there."""
+        """Return the bytes of a key, or None. No existence check comes first: network file systems may cache one."""
         try:
             buffer = wait(self._source.get(self._prefix + key, prototype()))
-        except FileNotFoundError:  # not even the folder
+        except FileNotFoundError:  # the folder is missing too
             return None
         return None if buffer is None else bytes(buffer.to_bytes())
 
@@ -162,7 +161,7 @@ class Keys:
         self.set_all([(key, prototype().buffer.from_bytes(data))])
 
     def set_all(self, parts: list[tuple[str, Any]]) -> None:
-        """Write buffers at the same time. An error is raised when all have ended."""
+        """Write buffers concurrently. An error is raised after all writes have ended."""
         self.check_folder()
 
         async def put() -> None:
@@ -182,7 +181,7 @@ class Keys:
         wait(self._inside.delete_dir(self._prefix + key))
 
     def new_array(self, key: str, shape: tuple[int, ...], chunks: tuple[int, ...], dtype: Any) -> Any:
-        """A Zarr array, with a checksum on every chunk, and NaN where a chunk is not seen."""
+        """Create a Zarr array with a checksum on every chunk; a missing chunk reads as NaN."""
         import zarr
         from zarr.codecs import Crc32cCodec
 
@@ -192,19 +191,19 @@ class Keys:
         return zarr.create_array(self._inside, name=self._prefix + key, **options)
 
     def open_array(self, key: str) -> Any:
-        """A Zarr array for reading."""
+        """Open a Zarr array for reading."""
         import zarr
 
         return zarr.open_array(self._source, path=self._prefix + key, mode="r", zarr_format=3)
 
     def check_folder(self) -> None:
-        """`StoreError` where another folder has the name of the one that is held."""
+        """Raise `StoreError` if the name of the held folder leads to another one."""
         if self.folder is not None:
             self.folder.check()
 
     @contextmanager
     def writing(self, state: str) -> Iterator[None]:
-        """Errors of the disk as one line with what to do."""
+        """Context manager that turns an `OSError` into a `StoreError` with a remedy."""
         try:
             yield
         except OSError as error:
@@ -236,8 +235,8 @@ def wait(coroutine: Any) -> Any:
 
 
 def check_place(local: Path) -> None:
-    """Refuse, before anything is put there, a folder that holds something else, and a store in which a folder, or a
-    file that is written to, is a link: what is written or deleted there would be in a place that somebody else chose.
+    """Raise `StoreError`, before anything is written, for a folder that holds something else, and for a store in which
+    a folder or a file that will be written is a link: writes and deletions could then happen anywhere.
     """
     if local.exists() and not local.is_dir():
         raise StoreError(f"store={str(local)!r} is a file; expected a folder, or a name that is not taken yet")
@@ -267,7 +266,7 @@ def _is_link(path: Path) -> StoreError:
 
 
 def remove_leftovers(local: Path, locked: bool) -> None:
-    """What a killed process was writing. Without the lock only what is old: another process may be writing the rest."""
+    """Remove unfinished files of killed processes; without the lock only old ones, as others may still be in use."""
     newest = float("inf") if locked else time.time() - _LEFT_SECONDS
     for pattern in ("zarr.*.partial", "K/*.partial", "K/c/*/*.partial", "K/seals/*/*.partial"):
         for path in local.glob(pattern):

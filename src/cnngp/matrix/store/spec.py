@@ -1,8 +1,8 @@
-"""What a store says about its matrix, in the `zarr.json` of its group: network, data, engine, type and tiles.
+"""Metadata of a store, in the `zarr.json` of its group: network, data, engine, type and tiles of the matrix.
 
-`id` ties every tile to its matrix (`tile_bytes.py`); `sha256` is a checksum over all the rest but the notes for people.
-The `zarr.json` of the array follows from it. That decides how everybody's Zarr reads the numbers: one changed letter in
-it gives other numbers, or none. So all of it is compared, and it is written anew where it differs.
+`id` ties every tile to its matrix (`tile_bytes.py`); `sha256` is a checksum over the rest, except the notes for people.
+The `zarr.json` of the array follows from this metadata. Every Zarr reader depends on it, and one changed letter gives
+wrong numbers or none, so the whole document is compared and rewritten if it differs.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ _MARK = "cnngp_gram"
 _CHECKSUM = "sha256"
 _KINDS = {"nngp": "the Gaussian process's, kind 'nngp',", "ntk": "the tangent kernel, kind 'ntk',"}
 _REMEDY = "bring zarr.json back from a copy, or delete the store"
-# Characters of a network, or of a value in it, that a message shows.
+# Largest number of characters of a network, or of a value in it, in a message.
 _LONGEST = 80
 
 
 @dataclass(frozen=True)
 class Data:
-    """A set of images: how many, their shape, and the SHA-256 of their pixels in the matrix's type."""
+    """Identity of a set of images: number, shape, and the SHA-256 of the pixels in the matrix's type."""
 
     images: int
     shape: tuple[int, ...]
     sha256: str
     prefix: str | None = None
-    """The SHA-256 of as many images as the store holds, to recognise a set that grew; it is not kept."""
+    """SHA-256 of the first images, as many as the store holds, to recognise a set that grew; it is not stored."""
 
 
 class OtherMatrixError(StoreError):
-    """A store that holds the matrix of another network, other images or another engine."""
+    """Error for a store that holds another matrix: of another network, kind, type, tile size or set of images."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """The identity of a kernel matrix. `Z` is None for the symmetric matrix of X."""
+    """Identity of a kernel matrix. `Z` is None for the symmetric matrix of X."""
 
     network: str | None
-    """JSON; None where a layer is a Python function, which only the fingerprint covers."""
+    """JSON; None if a layer has a Python function, which only the fingerprint covers."""
     network_fingerprint: str
     X: Data
     Z: Data | None
@@ -60,12 +60,12 @@ class Spec:
     dtype: str
     tile: tuple[int, int]
     kind: str = "nngp"
-    """Which kernel of the network."""
+    """Kind of the kernel ("nngp" or "ntk"), with its symmetry if it has one."""
     id: str = ""
-    """Ties the tiles to this matrix."""
+    """Identifier that ties the tiles to this matrix."""
 
     def identified(self) -> Spec:
-        """With the identity of a matrix that begins now: the same for all who begin it, kept when images are added."""
+        """Copy with the `id` of a new matrix: equal in every process that starts it, and kept when images are added."""
         return replace(self, id=_digest(replace(self, id="").attributes()))
 
     @property
@@ -77,7 +77,7 @@ class Spec:
         return Grid(self.shape, self.tile, self.Z is None)
 
     def attributes(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the metadata as JSON values."""
         a: dict[str, Any] = json.loads(json.dumps({_MARK: FORMAT, **asdict(self)}))
         for data in filter(None, (a["X"], a["Z"])):
             del data["prefix"]
@@ -106,7 +106,7 @@ class Spec:
         return spec
 
     def refuse_unless_same_or_grown(self, wanted: Spec, name: str) -> None:
-        """`StoreError` with all that differs, unless `wanted` is this matrix or one that it is the beginning of."""
+        """Raise `OtherMatrixError` with all differences, unless `wanted` is this matrix or extends it by images."""
         differs = []
         if self.network_fingerprint != wanted.network_fingerprint:
             differs.append(f"the network ({difference(self.network, wanted.network)})")
@@ -151,7 +151,7 @@ def _side(tile: tuple[int, int]) -> str:
 
 
 def told(network: Network) -> str:
-    """A network by its name, as the code that makes it where that is short, else by how many layers it has.
+    """Describe a network by its name, by the code that makes it if that is short, else by its number of layers.
 
     >>> from cnngp import Conv, Dense, ReLU, Sequential, zoo
     >>> told(zoo.resnet(20)), told(Sequential(*[Conv(3), ReLU()] * 9, Dense()))
@@ -168,7 +168,7 @@ def told(network: Network) -> str:
 
 
 def difference(there: str | None, now: str | None) -> str:
-    """What tells two networks apart, given as JSON, or None for one with a Python function.
+    """Describe the difference between two networks, each given as JSON, or None for one with a Python function.
 
     >>> from cnngp import Conv, Dense, ReLU, Sequential, zoo
     >>> difference(zoo.resnet(20).to_json(), zoo.resnet(32).to_json())
@@ -189,7 +189,7 @@ def difference(there: str | None, now: str | None) -> str:
 
 
 def _first(there: Any, now: Any, place: str) -> str:
-    """The first place where two documents differ."""
+    """Describe the first place where two documents differ."""
     if isinstance(there, dict) and isinstance(now, dict) and there.get("layer") == now.get("layer"):
         found = (_first(there[k], now[k], f"{place}.{k}" if place else k) for k in there if k in now)
         return next(filter(None, found), "")
@@ -208,7 +208,7 @@ def _short(value: Any) -> str:
 
 
 def group_attributes(data: bytes | None, name: str) -> dict[str, Any] | None:
-    """The attributes in a group's document; None where there is none. `StoreError` where it is no such document."""
+    """Return the attributes in a group's document, None without a document; raise `StoreError` if it is invalid."""
     if data is None:
         return None
     try:
@@ -233,7 +233,7 @@ def group_document(attributes: dict[str, Any]) -> bytes:
 
 @cache
 def array_document(spec: Spec) -> bytes:
-    """The document of the array as Zarr itself writes it."""
+    """Return the document of the array as Zarr itself writes it."""
     from zarr.storage import MemoryStore
 
     keys = Keys(MemoryStore(), read_only=False)
@@ -244,7 +244,7 @@ def array_document(spec: Spec) -> bytes:
 
 
 def array_differs(data: bytes | None, spec: Spec, but: Sequence[str] = ()) -> str | None:
-    """What is wrong with the array's document, in other keys than `but`; None where it is that of the matrix."""
+    """Describe how the array's document differs from the matrix in keys other than `but`; None if it does not."""
     if data is None:
         return "it is missing"
     try:
@@ -260,7 +260,7 @@ def array_differs(data: bytes | None, spec: Spec, but: Sequence[str] = ()) -> st
 
 
 def _parsed(data: bytes) -> dict[str, Any]:
-    """A JSON object. `ValueError` for all else."""
+    """Parse a JSON object; raise `ValueError` for anything else."""
     try:
         document = json.loads(data)
     except RecursionError:
@@ -271,7 +271,7 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Without what is empty: versions of Zarr differ in whether they write it."""
+    """Drop empty values, which only some versions of Zarr write."""
     if isinstance(value, dict):
         plain = {key: _plain(item) for key, item in value.items()}
         return {key: item for key, item in plain.items() if item not in (None, {}, [])}

@@ -1,13 +1,13 @@
-"""A kernel matrix on disk: a Zarr group that any Zarr reader opens, and that no accident makes wrong.
+"""A kernel matrix on disk: a Zarr group that any Zarr reader opens, with checks against damaged or misplaced tiles.
 
-    STORE/zarr.json        what the matrix is: network, data, engine, type, tile (`spec.py`)
-    STORE/K/zarr.json      the array: a chunk is a tile, with a checksum, NaN where nothing was computed
-    STORE/K/c, STORE/K/seals   the tiles, and what says that each is the one that belongs there (`tile_bytes.py`)
+    STORE/zarr.json        identity of the matrix: network, data, engine, type, tile (`spec.py`)
+    STORE/K/zarr.json      the array: a chunk is a tile, with a checksum; NaN where nothing was computed
+    STORE/K/c, STORE/K/seals   the tiles, and a seal for each that ties it to its place (`tile_bytes.py`)
     STORE/K/.lock          held by the process that fills it
 
-On a disk a chunk is written to a temporary file and renamed, and object stores put it there at once: it is absent or
-whole. What disks and people do to it later shows in its checksum and its seal, which every reader compares
-(`verified.py`). The metadata of the group is the truth: that of the array is brought to it, never the other way round.
+A chunk is either absent or complete: on a disk it is written to a temporary file and renamed, and object stores write
+it atomically. Later damage shows in its checksum and its seal, which are compared at every read (`verified.py`). The
+metadata of the group is authoritative: that of the array is rewritten to match it, never the other way round.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logging.getLogger("cnngp")
 
 
 class GramStore(Keys):
-    """One kernel matrix in a store; made by `opened`. `found` is what the store says that it holds, if anything."""
+    """One kernel matrix in a store; made by `opened`. `found` is the identity in its metadata, None for a new store."""
 
     def __init__(
         self, where: Any, read_only: bool = False, locked: bool = False, folder: HeldFolder | None = None
@@ -59,7 +59,7 @@ class GramStore(Keys):
 
     @property
     def spec(self) -> Spec:
-        """What the store holds. `StoreError` where nothing says so."""
+        """Identity of the matrix; raises `StoreError` if the store has no metadata."""
         if self.found is None:
             raise StoreError(
                 f"{self.name} has no zarr.json, so it is not known what matrix it holds; "
@@ -72,10 +72,10 @@ class GramStore(Keys):
         return self.spec.grid
 
     def refuse_unknown_tiles(self) -> None:
-        """`StoreError` where there are tiles without metadata: they could be those of any matrix."""
+        """Raise `StoreError` if there are tiles without metadata, which could belong to any matrix."""
         if self.found is None:
             tiles = self.names("K/c")
-            # The metadata after the tiles: another process, which may have begun both meanwhile, writes it before them.
+            # Metadata is read after the tiles: another process that has just begun the store writes it before them.
             self._look()
             if self.found is None and tiles:
                 raise StoreError(
@@ -83,14 +83,14 @@ class GramStore(Keys):
                 )
 
     def prepare(self, spec: Spec, any_tile: bool = False) -> None:
-        """Make the store one for `spec`: new, as it is, or grown. Refuses one that is of something else.
+        """Prepare the store for `spec`: create, keep or grow it; raise `StoreError` if it holds another matrix.
 
-        `any_tile`: take the tile of another process that has just begun the store.
+        `any_tile`: accept the tile size of another process that has just begun the store.
         """
         new = self.found is None
         if new and not self.read_only:
             self._look()
-            if self.found is not None:  # another process was faster: no lock holds on an object store
+            if self.found is not None:  # another process was faster: an object store has no locks
                 spec = replace(spec, id=self.found.id, tile=self.found.tile if any_tile else spec.tile)
         if self.found is not None:
             self.found.refuse_unless_same_or_grown(spec, self.name)
@@ -103,8 +103,8 @@ class GramStore(Keys):
                 self.set_bytes("zarr.json", group_document(spec.attributes()))
                 self.found = spec
             elif self.found.shape != spec.shape:
-                # Chunks that growth cuts go first: killed here, the old matrix lacks them, and no chunk is ever
-                # taken for one that covers more than was computed.
+                # Chunks that growth makes incomplete are deleted first: if the process is killed here, the old matrix
+                # lacks them, and no chunk ever appears to cover more than was computed.
                 for i, j in self.grid.cut_by_growth(spec.shape):
                     self.forget(*tile_of(self.grid, i, j))
                 self._update(spec.attributes())
@@ -114,16 +114,16 @@ class GramStore(Keys):
             remove_leftovers(self.local if self.folder is None else self.folder.inside, self.locked)
 
     def _open_array(self) -> None:
-        """Make the array's document what the metadata says."""
+        """Make the array's document match the metadata."""
         there = self.get_bytes("K/zarr.json")
-        damage = None if there is None else array_differs(there, self.spec, but=["shape"])  # of a matrix that grows
+        damage = None if there is None else array_differs(there, self.spec, but=["shape"])  # the matrix may grow
         if damage is not None:
             log.warning("%s: K/zarr.json was damaged (%s) and is written anew; the tiles stay", self.name, damage)
         if array_differs(there, self.spec) is not None:
             self.set_bytes("K/zarr.json", array_document(self.spec))
 
     def check_array(self, growing: bool = False) -> None:
-        """`StoreError` where Zarr would read the matrix wrongly or not at all. While it grows its old shape will do."""
+        """Raise `StoreError` if Zarr would misread the array; the old shape is accepted while the matrix grows."""
         differs = array_differs(self.get_bytes("K/zarr.json"), self.spec, but=["shape"] if growing else [])
         if differs is not None:
             raise StoreError(
@@ -137,16 +137,16 @@ class GramStore(Keys):
             self.set_bytes("zarr.json", group_document(before | attributes))
 
     def note(self, name: str, note: dict[str, Any]) -> None:
-        """Keep something for people who look at the metadata; that is written anew should it have been lost."""
+        """Add a note for people to the metadata, which is rewritten if it was lost."""
         try:
             self._update(self.spec.attributes() | {name: note})
-        except OSError as error:  # a full disk, say: what is written for people ends no run
+        except OSError as error:  # a full disk, say: failing to write a note must not end a run
             log.warning("%s: its %s could not be noted (%s)", self.name, name, error.strerror or error)
 
     # ---- tiles ---------------------------------------------------------------------------------------------------
 
     def array(self) -> Any:
-        """The matrix for reading, every tile of it verified when it is read."""
+        """Return the matrix as a read-only Zarr array; every tile is verified when it is read."""
         import zarr
 
         from .verified import VerifiedStore
@@ -158,7 +158,7 @@ class GramStore(Keys):
         return zarr.open_array(reading, path=f"{self.path}/K".lstrip("/"), mode="r", zarr_format=3)
 
     def write(self, tile: Tile, block: Any) -> None:
-        """A tile, in host memory or on a card, and its mirror image. Several threads may write, each its own tile."""
+        """Write a tile, in host memory or on a GPU, and its mirror image. Threads may write different tiles at once."""
         chunks, sums = [], []
         with block.device if kind(block) == "cupy" else nullcontext():
             if not (math.isfinite(float(block.max())) and math.isfinite(float(block.min()))):
@@ -172,11 +172,11 @@ class GramStore(Keys):
                 sums.append(data[-CHECKSUM_BYTES:].tobytes())
                 chunks.append((f"K/c/{i}/{j}", prototype().buffer.from_array_like(data)))
         self.set_all(chunks)
-        # Last: a tile with a seal is whole.
+        # The seal is written last: a tile with a seal is complete.
         self.set_bytes(f"K/seals/{tile.i}/{tile.j}", seal(self.spec.id, self.grid, tile.i, tile.j, sums))
 
     def read(self, i: int, j: int) -> NDArray[Any]:
-        """The numbers of chunk (i, j) that belong to the matrix. `DamagedTile` where it is damaged or not there."""
+        """Return the entries of chunk (i, j) inside the matrix; raise `DamagedTile` if it is damaged or missing."""
         if self._reader is None:
             from .verified import VerifiedStore
 
@@ -186,7 +186,7 @@ class GramStore(Keys):
         return decoded_chunk(buffer.as_numpy_array(), self.grid.tile, self.spec.dtype)[:height, :width]
 
     def present(self) -> NDArray[np.bool_]:
-        """Which chunks there are, with the seals of their tiles, without reading them."""
+        """Boolean array of the chunks that exist and whose tiles have a seal, without reading them."""
         there, sealed = self._listed("K/c"), self._listed("K/seals")
         return there & ((sealed | sealed.T) if self.grid.symmetric else sealed)
 
@@ -200,13 +200,13 @@ class GramStore(Keys):
         return there
 
     def missing(self, there: NDArray[np.bool_] | None = None) -> list[tuple[int, int]]:
-        """Tiles of which a chunk is not there, row by row."""
+        """Tiles that lack a chunk or their seal, row by row."""
         there = self.present() if there is None else there
         lacking = np.triu(~(there & there.T)) if self.grid.symmetric else ~there
         return [(i, j) for i, j in np.argwhere(lacking).tolist()]
 
     def damaged(self, missing: list[tuple[int, int]], progress: bool) -> list[tuple[int, int]]:
-        """Tiles with a wrong checksum, seal or mirror image, or with a NaN; all but the missing ones are read."""
+        """Tiles with a wrong checksum, seal or mirror image, or with a NaN. Reads all tiles except `missing`."""
         absent = set(missing)
         bad = []
         with progress_bar(len(self.grid) - len(absent), "verifying", "tile", wanted=progress, keep=True) as bar:
@@ -227,7 +227,7 @@ class GramStore(Keys):
         except StoreError:
             return False
         except OSError as error:
-            # A sector that a disk cannot read is lost. A network, or a permission, may be better tomorrow.
+            # A sector that a disk cannot read is lost; a network or permission error may be temporary.
             if self.local is not None and error.errno == errno.EIO:
                 return False
             raise StoreError(
@@ -236,12 +236,12 @@ class GramStore(Keys):
             ) from error
 
     def has(self, tile: Tile) -> bool:
-        """Whether a tile is there, with its mirror image."""
+        """True if a tile, its mirror image and its seal exist."""
         keys = [f"K/c/{a}/{b}" for a, b in self.grid.chunks_of(tile.i, tile.j)]
         return all(self.exists(key) for key in [*keys, f"K/seals/{tile.i}/{tile.j}"])
 
     def forget(self, i: int, j: int) -> None:
-        """Delete a tile, so that it is missing for everyone: the seal first, without which the rest does not count."""
+        """Delete a tile for all processes: its seal first, without which the rest does not count."""
         self.delete(f"K/seals/{i}/{j}")
         for a, b in self.grid.chunks_of(i, j):
             self.delete(f"K/c/{a}/{b}")
@@ -249,19 +249,19 @@ class GramStore(Keys):
 
 @contextmanager
 def opened(where: Any) -> Iterator[GramStore]:
-    """The store at a path, an fsspec URL or in a Zarr store, locked where it is local.
+    """Open the store at a path, an fsspec URL or in a Zarr store, locked if it is local.
 
-    Where nothing can be written it is opened for reading: enough for a matrix that is whole.
+    A store that cannot be written is opened for reading, which is enough for a complete matrix.
     """
     local = local_path(where)
-    read_only = bool(getattr(getattr(where, "store", where), "read_only", False))  # that of a Zarr store
+    read_only = bool(getattr(getattr(where, "store", where), "read_only", False))  # an attribute of Zarr stores
     folder, locked = None, False
     with ExitStack() as stack:
         if local is not None and not read_only:
             check_place(local)
             begun = (local / "zarr.json").exists()
             if begun:
-                GramStore(where, read_only=True)  # refuses what is not ours before the lock is made in it
+                GramStore(where, read_only=True)  # raises for a foreign store before a lock file is made in it
             try:
                 local.mkdir(parents=True, exist_ok=True)
                 folder = HeldFolder(local)
@@ -279,8 +279,8 @@ def opened(where: Any) -> Iterator[GramStore]:
 
 
 def store_of(K: Any) -> GramStore | None:
-    """The store of `gram` that a Zarr array lies in; None for any other array."""
-    zarr = sys.modules.get("zarr")  # an array of it cannot exist before it is imported
+    """Return the store of `gram` that a Zarr array belongs to; None for any other array."""
+    zarr = sys.modules.get("zarr")  # no Zarr array exists before it is imported
     if zarr is None or not isinstance(K, zarr.Array) or K.path.split("/")[-1] != "K":
         return None
     from .verified import VerifiedStore
@@ -291,6 +291,6 @@ def store_of(K: Any) -> GramStore | None:
 
 
 def verified(K: Any) -> Any:
-    """A Zarr array in a store of `gram`, opened so that every tile is checked when it is read; others as they are."""
+    """Reopen a Zarr array in a store of `gram` so that every tile is checked when read; return others unchanged."""
     store = store_of(K)
     return K if store is None else store.array()

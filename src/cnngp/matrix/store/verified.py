@@ -1,7 +1,7 @@
-"""The one way in which tiles are read: nobody gets a number of a chunk before its checksum and its seal were compared.
+"""Verified reads of tiles: no number of a chunk is returned before its checksum and its seal were checked.
 
-It is a Zarr store around the Zarr store, so it serves whoever reads: `gram` when it verifies, a fit, a solve on any
-machine, and the user who slices the array that `gram` returned.
+This is a Zarr store that wraps another, so it serves every reader: `gram` when it verifies, a fit, a solve on any
+machine, and a user who slices the array that `gram` returned.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .tile_bytes import checked_sum, sealed_sum, tile_of
 
 
 class DamagedTile(StoreError):
-    """A tile that is not there, not whole, or not the one that belongs there."""
+    """Error for a tile that is missing, damaged, or not the one that belongs at its place."""
 
 
 class VerifiedStore(WrapperStore[Any]):
-    """Reads of chunks of the matrix at `path` raise `DamagedTile` unless they are what was written there.
+    """Zarr store in which reading a chunk of the matrix at `path` raises `DamagedTile` unless it is intact.
 
-    How they are to be read follows from `spec`, whatever the array's document says.
+    The array's document is made from `spec`; the one in the store is ignored.
     """
 
     def __init__(self, store: Any, path: str, spec: Spec, name: str) -> None:

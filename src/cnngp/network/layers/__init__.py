@@ -1,12 +1,12 @@
-"""Layers and how they compose: a network is described here as plain values, with no arrays anywhere.
+"""Layers and containers: the description of a network as plain values, without arrays.
 
-Every layer is a frozen dataclass that checks itself when it is built, prints as the code that makes it and compares by
-value. `Layer` is a closed set: each consumer is one `match` over it that ends in `assert_never`.
+Every layer is a frozen dataclass that checks its arguments when it is built, prints as the code that makes it, and
+compares by value. `Layer` is a closed union: each consumer is one `match` over it that ends in `assert_never`.
 
-    base.py        what all layers share
-    linear.py      convolutions, dense layers, averages
+    base.py        the base class and argument checks
+    linear.py      convolutions, dense layers, average pools
     nonlinear.py   nonlinearities
-    composed.py    sequences and sums of layers, and the closed set
+    composed.py    `Sequential`, `Sum`, and the union of all layers
 """
 
 from . import nonlinear

@@ -1,4 +1,4 @@
-"""What all layers share: how they print, the questions that every network answers, and checks of their arguments."""
+"""Base class of all layers: printing, the methods that every network has, and argument checks."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ FanIn: TypeAlias = Literal["patch", "channels"]
 
 
 class NetworkError(ValueError):
-    """A network that cannot be: wrong arguments, or layers that do not compose into a Gaussian process.
+    """Error for an invalid network: wrong arguments, or layers that do not compose into a Gaussian process.
 
-    `place` is where in the network, such as layers[2].
+    `place` is the position in the network, such as layers[2].
 
     >>> from cnngp import Conv, Dense, ReLU, Sequential
     >>> Sequential(Conv(3), ReLU(), ReLU(), Dense())  # doctest: +ELLIPSIS
@@ -38,7 +38,7 @@ class NetworkError(ValueError):
 
 @dataclass(frozen=True, repr=False)
 class Network:
-    """What all layers share. A single layer is a network too.
+    """Base class of all layers and containers. A single layer is a network too.
 
     >>> from cnngp import Conv, Dense, ReLU, Sequential
     >>> net = Sequential(Conv(3), ReLU(), Dense())
@@ -57,20 +57,20 @@ class Network:
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def to_json(self) -> str:
-        """The network as JSON text, read back by `cnngp.from_json`."""
+        """Return the network as JSON text, which `cnngp.from_json` reads."""
         from ..serialize import to_json
 
         return to_json(self)
 
     @property
     def fingerprint(self) -> str:
-        """A hash of the network's canonical form: equal for networks that compute the same kernel by the same steps."""
+        """Hash of the network's canonical form: equal for networks that compute the same kernel by the same steps."""
         from ..serialize import fingerprint
 
         return fingerprint(self)
 
     def shapes(self, input_shape: Sequence[int]) -> ShapeTable:
-        """Every layer with its output shape and its cost per pair of images; refuses what does not fit.
+        """Table of all layers: output shape and cost per pair of images. Raises `NetworkError` where a size is wrong.
 
         >>> from cnngp import Conv, Dense, ReLU, Sequential
         >>> print(Sequential(Conv(3, stride=2), ReLU(), Dense()).shapes((1, 28, 28)))
@@ -86,7 +86,7 @@ class Network:
         return shape_table(self, input_shape)
 
     def parameters(self) -> dict[str, float]:
-        """The numbers that may be learned, by their place: variances, gains of ReLUs and slopes of LeakyReLUs.
+        """Learnable parameters by name: variances of weights and biases, and numbers of nonlinearities such as a gain.
 
         >>> from cnngp import Conv, Dense, ReLU, Sequential
         >>> Sequential(Conv(3), ReLU(), Dense(2.0, 0.1)).parameters()  # doctest: +NORMALIZE_WHITESPACE
@@ -100,7 +100,7 @@ class Network:
         return {name_of(where, field): getattr(layer, field) for where, layer, field in fields}
 
     def with_parameters(self, values: Mapping[str, float]) -> Layer:
-        """The same network with other values for some of its `parameters`.
+        """Return the same network with new values for some of its `parameters`.
 
         >>> from cnngp import Conv, Dense, ReLU, Sequential
         >>> Sequential(Conv(3), ReLU(), Dense()).with_parameters({"layers[0].bias_var": 0.5})
@@ -121,11 +121,11 @@ class Network:
         return with_leaves(as_layer(self), changed)
 
 
-# ---- checks that a layer makes when it is built ---------------------------------------------------------------------
+# ---- checks made when a layer is built ------------------------------------------------------------------------------
 
 
 def wrong(layer: Any, message: str) -> NetworkError:
-    """The error of a wrong argument of a layer."""
+    """Return the error for a wrong argument of a layer."""
     return NetworkError(f"{type(layer).__name__}: {message}")
 
 
@@ -135,12 +135,12 @@ def set_field(layer: Any, name: str, value: object) -> None:
 
 
 def set_real(layer: Any, name: str) -> float:
-    """Make a field a finite number, or raise a clear error."""
+    """Convert a field to a finite float, or raise `NetworkError`."""
     value = getattr(layer, name)
     try:
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise TypeError
-        number = float(value) + 0.0  # −0.0 becomes 0.0, so that equal networks are written alike
+        number = float(value) + 0.0  # −0.0 becomes 0.0, so that equal networks print and hash alike
     except (TypeError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
@@ -207,7 +207,7 @@ def _padding(layer: Any, value: object) -> Padding:
 
 
 def axes_of(value: object) -> int:
-    """How many axes an argument speaks of: 0 for a number, which serves any."""
+    """Number of axes that an argument specifies: 0 for a single number, which fits any."""
     return len(value) if isinstance(value, tuple) else 0
 
 

@@ -13,7 +13,7 @@ from .nonlinear import Nonlinearity
 
 @dataclass(frozen=True, repr=False)
 class Identity(Network):
-    """z itself: the skip of a residual block.
+    """The identity: the skip connection of a residual block.
 
     >>> from cnngp import Conv, Identity, ReLU, Sequential, Sum
     >>> Sum(Identity(), Sequential(ReLU(), Conv(3)))
@@ -23,7 +23,7 @@ class Identity(Network):
 
 @dataclass(frozen=True, repr=False, init=False)
 class Sequential(Network):
-    """Layers one after the other.
+    """Layers applied one after the other.
 
     >>> from cnngp import Conv, Dense, ReLU, Sequential
     >>> net = Sequential(Conv(3), ReLU(), Dense())
@@ -45,10 +45,10 @@ class Sequential(Network):
 
 @dataclass(frozen=True, repr=False, init=False)
 class Sum(Network):
-    """Branches that all see the same input, added. Kernels add because the branches are independent.
+    """The sum of branches that share one input. The kernels add because the branches are independent.
 
-    A branch that ends in a nonlinearity is refused: its activations are not zero-mean Gaussians. With
-    `allow_non_gaussian=True` kernels are added although that is not exact, as in the paper's residual CNN.
+    A branch that ends in a nonlinearity raises `NetworkError`: its activations are not zero-mean Gaussians.
+    `allow_non_gaussian=True` adds the kernels although that is not exact, as in the paper's residual CNN.
 
     >>> from cnngp import Conv, Identity, ReLU, Sequential, Sum
     >>> block = Sum(Identity(), Sequential(ReLU(), Conv(3), ReLU(), Conv(3)))
@@ -87,7 +87,7 @@ LAYERS: dict[str, type[Network]] = {
 
 
 def as_layer(net: object, what: str = "network") -> Layer:
-    """The one place where any object becomes a layer of the closed set, or a clear error."""
+    """Return the object as a member of the union `Layer`, or raise `NetworkError`."""
     if isinstance(net, Network) and type(net) in LAYERS.values():
         return cast(Layer, net)
     if isinstance(net, type) and net in LAYERS.values():

@@ -1,4 +1,4 @@
-"""Layers with weights, and averages, which are linear maps without any."""
+"""Linear layers: convolutions and dense layers, which have weights, and average pools, which have none."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .base import (
 
 @dataclass(frozen=True, repr=False)
 class Linear(Network):
-    """What all linear layers share: each location of the output is a sum over locations of the input."""
+    """Base class of the linear layers: each output location is a sum over input locations."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,7 +55,7 @@ class Conv(Linear):
 
 @dataclass(frozen=True, repr=False)
 class ConvTranspose(Linear):
-    """The adjoint of the `Conv` with the same arguments: μ gets the sum over the locations whose patch reaches it.
+    """The adjoint of the `Conv` with the same arguments: a sum over all input locations whose patch contains μ.
 
     >>> from cnngp import Conv, ConvTranspose, ReLU, Sequential
     >>> Sequential(Conv(3, stride=2), ReLU(), ConvTranspose(3, stride=2)).shapes((1, 8, 8)).output
@@ -110,8 +110,8 @@ class Dense(Linear):
 class AvgPool(Linear):
     """The mean over windows: K'(P, Q) = 1/(n_P n_Q) Σ_{p ∈ P} Σ_{q ∈ Q} V(p, q). A linear map without weights.
 
-    `stride=None` is the window's size. Zeros that pad the map count as members of a window, as in PyTorch;
-    `count_include_pad=False` divides by the number of its locations inside the map instead.
+    `stride=None` means the window's size. Padding zeros count as members of a window, as in PyTorch;
+    `count_include_pad=False` divides by the number of locations inside the image instead.
 
     >>> from cnngp import AvgPool, Conv, Dense, ReLU, Sequential
     >>> Sequential(Conv(3), ReLU(), AvgPool(2), Conv(3), ReLU(), Dense()).shapes((1, 28, 28)).rows[3].output
@@ -142,7 +142,7 @@ class AvgPool(Linear):
 
 @dataclass(frozen=True, repr=False)
 class GlobalAvgPool(Linear):
-    """The mean over all locations, of every pair of them: one output location, whatever the size of the image.
+    """The mean over all pairs of locations: one output location for any image size.
 
     >>> from cnngp import Conv, Dense, GlobalAvgPool, ReLU, Sequential
     >>> Sequential(Conv(3), ReLU(), GlobalAvgPool(), Dense()).shapes((1, 28, 28)).output

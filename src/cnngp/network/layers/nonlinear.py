@@ -1,6 +1,6 @@
 """Nonlinearities: functions of one number that act at every location.
 
-What is particular to one stands in reference/formulas.py and, for the engines, in a file of kernel/formulas.
+Their covariances are in reference/formulas.py and, for the engines, in the files of kernel/formulas.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Literal
 from .base import Network, set_field, set_real, wrong
 
 _GAMMAS = (1e-30, 1e30)
-"""Beyond these every two different images are alike, or none, and float32 could not hold the product with K."""
+"""Outside these bounds all images are alike or all are unrelated, and float32 could not hold the product with K."""
 _NORMALIZED_GAMMAS = (1e-6, 1e3)
-"""Beyond these V hardly depends on the angle, or on nothing that float32 can hold."""
+"""Below these bounds V hardly depends on the angle; above them float32 cannot hold the differences that matter."""
 
 __all__ = [
     "GELU", "Abs", "Cos", "Elementwise", "Erf", "LayerNorm", "LeakyReLU", "Nonlinearity", "NormalizedExp", "Rbf",
@@ -26,9 +26,9 @@ __all__ = [
 
 @dataclass(frozen=True, repr=False)
 class Nonlinearity(Network):
-    """What all nonlinearities share: functions of a Gaussian of each location.
+    """Base class of the nonlinearities, which act on the Gaussian activation at each location.
 
-    `operations`: roughly how many a pair of images takes at a location. `learned`: the fields that are parameters.
+    `operations`: rough cost per location of a pair of images. `learned`: the fields that are learnable parameters.
     """
 
     operations: ClassVar[int] = 15
@@ -37,7 +37,7 @@ class Nonlinearity(Network):
 
 @dataclass(frozen=True, repr=False)
 class ReLU(Nonlinearity):
-    """gain · max(z, 0). The paper's 1/π is gain=√2; He's variance is weight_var=2 in the layers instead.
+    """gain · max(z, 0). The paper's factor 1/π is gain=√2; He's initialisation is weight_var=2 in the layers instead.
 
     >>> from cnngp.network import Dense, ReLU, Sequential, reference
     >>> reference.kernel(Sequential(Dense(), ReLU(gain=2.0**0.5), Dense()), [[1.0], [-2.0]]).round(4).tolist()
@@ -98,7 +98,7 @@ class Abs(Nonlinearity):
 
 @dataclass(frozen=True, repr=False)
 class Step(Nonlinearity):
-    """1 where z > 0, else 0; so 0 on a blank patch, where z is exactly 0.
+    """1 where z > 0, else 0; hence 0 on a blank patch, where z is exactly 0.
 
     >>> from cnngp.network import Dense, Sequential, Step, reference
     >>> reference.kernel(Sequential(Dense(), Step(), Dense()), [[1.0], [-2.0]]).round(4)
@@ -157,8 +157,8 @@ class Rbf(Nonlinearity):
     """sin(az) + cos(az) with a = √(2·gamma): its covariance is the RBF kernel exp(−gamma·E[(u − v)²]).
 
     On images K is a mean of products, so `Sequential(Dense(), Rbf(gamma), Dense())` is exp(−gamma·D) with D the mean
-    squared difference of the pixels, and `Sequential(Conv(5, padding="valid"), Rbf(gamma), …)` has the same of patches.
-    A lengthscale ℓ over d numbers, exp(−Σ(x − x')²/2ℓ²), is gamma = d/(2ℓ²).
+    squared difference of the pixels, and `Sequential(Conv(5, padding="valid"), Rbf(gamma), …)` is the same on patches.
+    A lengthscale ℓ over d numbers, exp(−Σ(x − x')²/2ℓ²), corresponds to gamma = d/(2ℓ²).
 
     >>> from cnngp.network import Dense, Rbf, Sequential, reference
     >>> reference.kernel(Sequential(Dense(), Rbf(0.5), Dense()), [[1.0], [-2.0]]).round(4)
@@ -184,8 +184,8 @@ class Rbf(Nonlinearity):
 class NormalizedExp(Nonlinearity):
     """s · (sin(az/s) + cos(az/s)), a = √gamma, s² the variance of z: its covariance is s·s' · exp(gamma(cos θ − 1)).
 
-    θ is the angle between two patches, so contrast passes through as with a ReLU, and the angle is sharpened. With
-    gamma = 1 it is the "normalized Gaussian" dual activation of published kernels for photographs.
+    θ is the angle between two patches: contrast passes through as with a ReLU, and gamma sets the dependence on the
+    angle. With gamma = 1 it is the "normalized Gaussian" dual activation of published kernels for photographs.
 
     >>> from cnngp.network import Dense, NormalizedExp, Sequential, reference
     >>> reference.kernel(Sequential(Dense(), NormalizedExp(), Dense()), [[1.0], [-2.0]]).round(4)
@@ -207,13 +207,13 @@ class NormalizedExp(Nonlinearity):
 
 @dataclass(frozen=True, repr=False)
 class LayerNorm(Nonlinearity):
-    """z/√(s² + eps) with s² the mean of z² over the channels of a location: a map of unit variance at every location.
+    """z/√(s² + eps) with s² the mean of z² over the channels of a location: unit variance at every location.
 
-    With over="all" the mean is over the locations too, so that an image is divided by one number; on the CPU only.
+    With over="all" the mean runs over the locations too, so that each image is divided by one number; CPU only.
 
-    Of infinitely many channels s² is a variance, so a Gaussian map stays Gaussian, and a blank location stays 0. It
-    stands behind a convolution or dense layer, not behind a nonlinearity: there the channels have a mean, which a layer
-    norm subtracts.
+    With infinitely many channels s² is a variance, so Gaussian activations stay Gaussian, and a blank location stays 0.
+    It must follow a convolution or dense layer, not a nonlinearity: after one the channels have a nonzero mean, which
+    a layer norm would subtract.
 
     >>> from cnngp.network import Dense, LayerNorm, ReLU, Sequential, reference
     >>> reference.kernel(Sequential(Dense(), LayerNorm(), ReLU(), Dense()), [[1.0], [2.0]]).round(4).tolist()
@@ -235,7 +235,7 @@ class LayerNorm(Nonlinearity):
 
 @dataclass(frozen=True, repr=False)
 class GELU(Nonlinearity):
-    """z · Φ(z), the form with erf.
+    """z · Φ(z), the exact form with erf.
 
     >>> from cnngp.network import GELU, Dense, Sequential, reference
     >>> reference.kernel(Sequential(Dense(), GELU(), Dense()), [[1.0], [-2.0]]).round(4).tolist()
@@ -247,9 +247,9 @@ class GELU(Nonlinearity):
 
 @dataclass(frozen=True, repr=False)
 class Elementwise(Nonlinearity):
-    """Any function of one number, by its Hermite series: a name (`"tanh"`, `"silu"`, …) or a NumPy callable.
+    """Any function of one number, as a Hermite series: a name (`"tanh"`, `"silu"`, …) or a NumPy callable.
 
-    Names serialise; a callable does not, and is fingerprinted by its values on a fixed grid.
+    A name can be serialised; a callable cannot, and its fingerprint hashes its values on a fixed grid.
 
     >>> from cnngp.network import Dense, Elementwise, Sequential, reference
     >>> reference.kernel(Sequential(Dense(), Elementwise("tanh"), Dense()), [[1.0], [-2.0]]).round(4).tolist()

@@ -1,22 +1,22 @@
-"""The paper's recursion in float64 NumPy, one function an equation: what every engine is tested against.
+"""Reference kernel: the paper's recursion in float64 NumPy, one function per equation.
 
-It is slow and plain on purpose and shares no code with the engines. Maps carry their locations in the last axes:
+Every engine is tested against it, so it is plain and slow and shares no code with them. Locations are the last axes:
 K(X, X') has shape (N, M, *locations), the variances K(X, X) and K(X', X') (N, 1, *locations) and (1, M, *locations), so
 each formula below is written once and broadcasts.
 
-Pooling needs the covariances of different locations. A network with pools is computed with all of them: the locations
-of the first image and then those of the second, K(X, X') of shape (N, M, *locations, *locations). A layer then does to
-both what it does to one.
+Pooling needs the covariances between different locations, so a network with pools is computed with all of them:
+K(X, X') has shape (N, M, *locations, *locations), the locations of the first image and then those of the second. A
+layer then acts on both sets of axes alike.
 
 In the NTK's parameterisation a layer is z = √(weight_var · s) ω * x + √bias_var β with ω and β standard normal. The
 recursion of the tangent kernel Θ runs beside that of K:
 
     input          Θ = 0
-    Conv, Dense    Θ ← K + weight_var · s · Σ Θ, with K what comes out of the layer: its own weights, then all before
+    Conv, Dense    Θ ← K + weight_var · s · Σ Θ, with K the layer's output: its own weights, then all before
     nonlinearity   Θ ← V̇ · Θ with V̇ = E[φ'(u) φ'(v)], which is ∂V/∂K
     Sum, pools     as for K
 
-`covariances.py` holds what is carried along a network, `linear.py` and `formulas.py` the layers.
+`covariances.py` defines the arrays that are propagated, `linear.py` and `formulas.py` the layers.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ __all__ = [
 
 
 def kernel(net: Network, X: ArrayLike, Z: ArrayLike | None = None, kind: Literal["nngp", "ntk"] = "nngp") -> Array:
-    """The kernel matrix of two sets of images (N, C, …) and (M, C, …); of one set, with its exact diagonal.
+    """Kernel matrix of two sets of images (N, C, …) and (M, C, …), or of one set with its exact diagonal.
 
-    Of kind "ntk" it is the tangent kernel Θ(x, x') = Σ ∂f(x)/∂θ · ∂f(x')/∂θ.
+    `kind="ntk"` gives the tangent kernel Θ(x, x') = Σ ∂f(x)/∂θ · ∂f(x')/∂θ.
 
     >>> import numpy as np
     >>> from cnngp import Dense, ReLU, Sequential
@@ -84,20 +84,20 @@ def kernel(net: Network, X: ArrayLike, Z: ArrayLike | None = None, kind: Literal
 
 
 def diagonal(net: Network, X: ArrayLike) -> Array:
-    """K(x, x) for each image, from the variance recursion alone."""
+    """Return K(x, x) for each image, from the variance recursion alone."""
     x = to_numpy(X, "X").astype(np.float64)
     layer = as_layer(net)
     return propagate(layer, begin(layer, x, x[:1])).K.xx.ravel()
 
 
 def begin(net: Layer, x: Array, z: Array, kind: Literal["nngp", "ntk"] = "nngp") -> Maps:
-    """What goes into the first layer of a network."""
+    """Return the input of the first layer of a network."""
     K = inputs(x, z, has_pools(net))
     return Maps(K, K.map(np.zeros_like) if kind == "ntk" else None)
 
 
 def propagate(net: Layer, x: Maps, after: Callable[[Maps], Maps] = lambda maps: maps) -> Maps:
-    """The maps behind a network. What each layer gives goes through `after`, which tells how rounding moves them."""
+    """Propagate `x` through a network. `after` transforms each layer's output, to study how rounding propagates."""
     match net:
         case Sequential():
             for layer in net.layers:
@@ -110,7 +110,7 @@ def propagate(net: Layer, x: Maps, after: Callable[[Maps], Maps] = lambda maps: 
             return total
         case Conv() | ConvTranspose() | Dense():
             K = _linear(net, x.K)
-            # Θ gets what the layer's own weights give, K, and what all before them have given.
+            # Θ is the sum of K, from the layer's own weights, and the term from all weights before it.
             return after(Maps(K, None if x.theta is None else K + _linear(replace(net, bias_var=0.0), x.theta)))
         case AvgPool() | GlobalAvgPool():
             return after(x.map(partial(_linear, net)))

@@ -1,4 +1,4 @@
-"""What the recursion carries along a network: K(X, X'), K(X, X) and K(X', X'), from the images on."""
+"""Covariances that the recursion propagates, starting from the images: K(X, X'), K(X, X) and K(X', X')."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Covariances:
-    """K(X, X'), K(X, X) and K(X', X'): at corresponding locations, or at every two where `full`."""
+    """K(X, X'), K(X, X) and K(X', X') at corresponding locations, or at all pairs of locations if `full`."""
 
     xz: Array
     xx: Array
@@ -32,7 +32,7 @@ class Covariances:
         return Covariances(f(self.xz), f(self.xx), f(self.zz), self.full)
 
     def __add__(self, other: Covariances) -> Covariances:
-        if self.xz.shape != other.xz.shape:  # NumPy would repeat a single location at all others
+        if self.xz.shape != other.xz.shape:  # NumPy would broadcast a single location over all others
             shapes = " and ".join(str(V.xz.shape[2 : 2 + V.axes]) for V in (self, other))
             raise NetworkError(f"the branches of a Sum must have one shape, but they give {shapes}")
         return Covariances(self.xz + other.xz, self.xx + other.xx, self.zz + other.zz, self.full)
@@ -40,7 +40,7 @@ class Covariances:
 
 @dataclass(frozen=True)
 class Maps:
-    """K and the tangent kernel Θ at one point of a network; None where Θ is not asked for."""
+    """K and the tangent kernel Θ at one point of a network; `theta` is None if only K is needed."""
 
     K: Covariances
     theta: Covariances | None = None
@@ -58,7 +58,7 @@ def has_pools(net: Layer) -> bool:
 
 
 def inputs(x: Array, z: Array, full: bool = False) -> Covariances:
-    """V⁰_ν = (1/C) Σ_c X_{c,ν} X'_{c,ν}; where `full`, V⁰(p, q) = (1/C) Σ_c X_{c,p} X'_{c,q}."""
+    """Input covariances V⁰_ν = (1/C) Σ_c X_{c,ν} X'_{c,ν}; if `full`, V⁰(p, q) = (1/C) Σ_c X_{c,p} X'_{c,q}."""
     C = x.shape[1]
     p = "abd"[: x.ndim - 2]
     q = "efg"[: x.ndim - 2] if full else p
@@ -72,7 +72,7 @@ def inputs(x: Array, z: Array, full: bool = False) -> Covariances:
 
 
 def equal_locations(V: Array, axes: int) -> Array:
-    """V(p, p) of V(p, q), a new array."""
+    """Extract V(p, p) from V(p, q), as a new array."""
     p = "abd"[:axes]
     values: Array = np.einsum(f"nm{p}{p}->nm{p}", V).copy()
     return values
@@ -81,9 +81,9 @@ def equal_locations(V: Array, axes: int) -> Array:
 def pairwise(
     of_pair: Callable[[Array, Array, Array], Array], of_one: Callable[[Array], Array], V: Covariances
 ) -> Covariances:
-    """A function of K(p, q), the variance of the first image at p and that of the second at q, at every two locations.
+    """Apply a function of K(p, q), the variance of the first image at p and that of the second at q, everywhere.
 
-    `of_one` is the same of a variance, where p = q and both images are one.
+    `of_one` is the same function of a variance alone, for p = q in one image.
     """
     if not V.full:
         return Covariances(of_pair(V.xz, V.xx, V.zz), of_one(V.xx), of_one(V.zz), False)

@@ -1,6 +1,6 @@
 """Nonlinearities: V(K, K₁, K₂), with K = K(X, X'), K₁ = K(X, X), K₂ = K(X', X'), and V̇ = ∂V/∂K = E[φ'(u) φ'(v)].
 
-This is the definition of each, written in K, K₁, K₂ and c = cos θ, the correlation, which is exactly 1 of an image with
+Each definition is written in terms of K, K₁, K₂ and the correlation c = cos θ, which is exactly 1 for an image with
 itself.
 """
 
@@ -45,12 +45,12 @@ def derivative(layer: Nonlinearity, K: Array, K1: Array, K2: Array) -> Array:
 
 
 def derivative_diagonal(layer: Nonlinearity, K: Array) -> Array:
-    """The slope at X = X'; that of a ReLU at 0 is 0."""
+    """Return V̇ at X = X'. The slope of a ReLU at 0 counts as 0."""
     return _slope(layer, K, K, K, np.ones_like(K))
 
 
 def correlation(K: Array, K1: Array, K2: Array) -> Array:
-    """cos θ = K/√(K₁K₂), and 0 where a variance is zero."""
+    """Correlation cos θ = K/√(K₁K₂), and 0 where a variance is zero."""
     p = np.sqrt(K1) * np.sqrt(K2)
     safe = np.where(p > 0, p, 1.0)
     return np.clip(np.where(p > 0, K / safe, 0.0), -1.0, 1.0)
@@ -68,13 +68,13 @@ def _value(layer: Nonlinearity, K: Array, K1: Array, K2: Array, c: Array) -> Arr
         case SquaredReLU():  # K₁K₂/2π · (3 sin θ cos θ + (π − θ)(1 + 2 cos² θ)): the arc-cosine kernel of order 2
             J = 3.0 * np.sqrt((1.0 - c) * (1.0 + c)) * c + (np.pi - np.arccos(c)) * (1.0 + 2.0 * c * c)
             return K1 * K2 / (2.0 * np.pi) * J
-        case Step():  # (π − θ)/2π; 0 where a variance is zero: there the argument is 0, and so is step(0)
+        case Step():  # (π − θ)/2π; 0 where a variance is zero, because step(0) = 0
             return np.where(positive, (np.pi - np.arccos(c)) / (2.0 * np.pi), 0.0)
         case Sign():
             return np.where(positive, 2.0 / np.pi * np.arcsin(c), 0.0)
-        case Erf():  # (2/π) asin(2K/√P), P = (1 + 2K₁)(1 + 2K₂): near 1 the arcsine would lose half the digits
+        case Erf():  # (2/π) asin(2K/√P), P = (1 + 2K₁)(1 + 2K₂), by atan2: asin would lose half the digits near 1
             return 2.0 / np.pi * np.arctan2(2.0 * K, np.sqrt(_erf_rest(K, K1, K2)))
-        case Sin():  # ½(e^{K−m} − e^{−K−m}), written with expm1 so that small K keep their digits
+        case Sin():  # ½(e^{K−m} − e^{−K−m}), with expm1 so that small K keep their digits
             return -0.5 * np.sign(K) * np.exp(np.abs(K) - m) * np.expm1(-2.0 * np.abs(K))
         case Cos():  # ½(e^{K−m} + e^{−K−m})
             return 0.5 * (np.exp(K - m) + np.exp(-K - m))
@@ -97,7 +97,7 @@ def _value(layer: Nonlinearity, K: Array, K1: Array, K2: Array, c: Array) -> Arr
 
 def _slope(layer: Nonlinearity, K: Array, K1: Array, K2: Array, c: Array) -> Array:
     match layer:
-        case ReLU():  # E[1(u > 0) 1(v > 0)] = (π − θ)/2π; where a variance is 0 so is Θ, and 0 is put here
+        case ReLU():  # E[1(u > 0) 1(v > 0)] = (π − θ)/2π; 0 where a variance is 0, because Θ is 0 there
             return layer.gain**2 * _value(Step(), K, K1, K2, c)
         case LeakyReLU():
             return (1.0 - layer.slope) ** 2 * _value(Step(), K, K1, K2, c) + layer.slope
@@ -122,7 +122,7 @@ def _slope(layer: Nonlinearity, K: Array, K1: Array, K2: Array, c: Array) -> Arr
             return layer.gamma * np.exp(layer.gamma * (c - 1.0))
         case LayerNorm():
             return _layer_norm_scale(layer.eps, K1) * _layer_norm_scale(layer.eps, K2) + np.zeros_like(K)
-        case GELU():  # 1/4 + (asin r + (r/q)((3 + K₁ + K₂) + r²/q²)/P)/2π; terms of K₁K₂ cancel, and are left out
+        case GELU():  # 1/4 + (asin r + (r/q)((3 + K₁ + K₂) + r²/q²)/P)/2π; the terms in K₁K₂ cancel
             P, r, q = _gelu_parts(K, K1, K2)
             inner = np.arctan2(r, q) + r / q * ((3.0 + K1 + K2) + r * r / (q * q)) / P
             return 0.25 + inner / (2.0 * np.pi)
@@ -138,18 +138,18 @@ def _arc_cosine(p: Array, c: Array) -> Array:
 
 
 def _erf_rest(K: Array, K1: Array, K2: Array) -> Array:
-    """(1 + 2K₁)(1 + 2K₂) − 4K², in a form that is exact where K₁ = K₂ = K."""
+    """Return (1 + 2K₁)(1 + 2K₂) − 4K², in a form that is exact where K₁ = K₂ = K."""
     return 1.0 + 2.0 * K1 + 2.0 * K2 + 4.0 * np.maximum(K1 * K2 - K * K, 0.0)
 
 
 def _layer_norm_scale(eps: float, K: Array) -> Array:
-    """1/√(K + ε), and 0 where there is neither a variance nor an ε."""
+    """Return 1/√(K + ε), and 0 where both are zero."""
     total = K + eps
     return np.where(total > 0, 1.0 / np.sqrt(np.where(total > 0, total, 1.0)), 0.0)
 
 
 def layer_norm_over_all(layer: LayerNorm, x: Maps) -> Maps:
-    """K/√((K₁ + ε)(K₂ + ε)) with K₁ and K₂ the means over all locations: a constant for each image, for Θ too."""
+    """Divide K and Θ by √((K₁ + ε)(K₂ + ε)), with K₁ and K₂ the means over all locations: one constant per image."""
 
     def scale(variances: Array) -> Array:
         K = equal_locations(variances, x.K.axes) if x.K.full else variances
@@ -161,18 +161,18 @@ def layer_norm_over_all(layer: LayerNorm, x: Maps) -> Maps:
 
 
 def _gelu_parts(K: Array, K1: Array, K2: Array) -> tuple[Array, Array, Array]:
-    """P = (1 + K₁)(1 + K₂), r = K/√P and q = √(1 − r²), where P − K² is 1 + K₁ + K₂ + (K₁K₂ − K²): nothing cancels."""
+    """Return P = (1 + K₁)(1 + K₂), r = K/√P, q = √(1 − r²); P − K² = 1 + K₁ + K₂ + (K₁K₂ − K²) avoids cancellation."""
     P = (1.0 + K1) * (1.0 + K2)
     return P, K / np.sqrt(P), np.sqrt((1.0 + K1 + K2 + np.maximum(K1 * K2 - K * K, 0.0)) / P)
 
 
 def expectation(layer: Elementwise, fn: Any, K: Array, K1: Array, K2: Array, other: Any = None) -> Array:
-    """E[fn(u) other(v)] by the trapezoidal rule over u = s₁a, v = s₂(ρa + √(1 − ρ²) b), an entry at a time.
+    """E[fn(u) other(v)] by the trapezoidal rule over u = s₁a, v = s₂(ρa + √(1 − ρ²) b), one entry at a time.
 
-    `fn` is the layer's function or its slope, and so is `other`, by default. For fn analytic within y of the real line
-    the error is e^{−2πy/(s·step)}: with 5s points to the unit 1e-13 or less from y = 1 on (arctan; tanh has π/2), up to
-    s = 40. With the 40 points of a known kink 1e-8 remain where the curvature jumps (elu), 1e-5 where the slope does
-    (selu).
+    `fn` is the layer's function or its slope; `other` defaults to `fn`. For fn analytic within y of the real line the
+    error is e^{−2πy/(s·step)}: with 5s points per unit it is 1e-13 or less for y ≥ 1 (arctan; tanh has π/2), up to
+    s = 40. With the 40 points used for a known kink the error is 1e-8 where the curvature jumps (elu) and 1e-5 where
+    the slope jumps (selu).
     """
     least = 40.0 if breakpoints(layer.fn) else 4.0
     c = correlation(K, K1, K2)
@@ -189,7 +189,7 @@ def expectation(layer: Elementwise, fn: Any, K: Array, K1: Array, K2: Array, oth
 
 
 def numeric_derivative(fn: Any) -> Any:
-    """fn' by central differences of order eight: about 1e-12 for functions of order one that are smooth over 0.1."""
+    """Derivative by central differences of order eight: error about 1e-12 for functions of order 1, smooth over 0.1."""
     h = 0.02
     weights = (4.0 / 5.0, -1.0 / 5.0, 4.0 / 105.0, -1.0 / 280.0)
 

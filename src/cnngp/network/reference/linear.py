@@ -1,4 +1,4 @@
-"""Linear layers: each a sum over locations, of one image or of both alike."""
+"""Linear layers as sums over the locations of one image, or of both images alike."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..layers import AvgPool, Conv, ConvTranspose, Dense, NetworkError
 from .covariances import Array, equal_locations
 
 Reads = list[NDArray[np.int64]]
-"""Along each axis the input that window m reads by element t of the filter, (t, m); −1 in zero padding."""
+"""For each axis the input location that filter element t of window m reads, (t, m); −1 in zero padding."""
 _PADDING: dict[str, dict[str, Any]] = {
     "zeros": {"mode": "constant", "constant_values": -1},
     "circular": {"mode": "wrap"},
@@ -47,9 +47,9 @@ def check_fits(layer: Conv | ConvTranspose | AvgPool, outputs: Sequence[int], si
 
 
 def windows(layer: Conv | ConvTranspose, size: tuple[int, ...]) -> tuple[tuple[int, ...], Reads]:
-    """The size of the output for maps of this size, and what the layer's windows read.
+    """Return the output size for an input of this size, and the locations that the layer's windows read.
 
-    Those of a transposed convolution are the windows of the convolution over its output that it transposes.
+    For a transposed convolution, the windows are those of the convolution over its output that it transposes.
     """
     axes = len(size)
     k, stride, dilation = (per_axis(v, axes) for v in (layer.kernel_size, layer.stride, layer.dilation))
@@ -71,7 +71,7 @@ def windows(layer: Conv | ConvTranspose, size: tuple[int, ...]) -> tuple[tuple[i
 
 
 def taps(reads: Reads, copies: int) -> Iterator[tuple[Any, Any]]:
-    """For every element of a filter the windows that meet the map and the places they read, as indices of V."""
+    """For each filter element, yield the windows in which it is inside the image and what they read, as indices."""
     along = [[(np.flatnonzero(row >= 0), row[row >= 0]) for row in axis if (row >= 0).any()] for axis in reads]
     for tap in itertools.product(*along):
         windows, places = (np.ix_(*[pair[i] for pair in tap] * copies) for i in (0, 1))
@@ -79,9 +79,9 @@ def taps(reads: Reads, copies: int) -> Iterator[tuple[Any, Any]]:
 
 
 def convolution(layer: Conv | ConvTranspose, V: Array, axes: int) -> Array:
-    """K_μ = bias_var + weight_var · s · Σ_{ν ∈ patch(μ)} V_ν; of two locations, with the same offset from both.
+    """K_μ = bias_var + weight_var · s · Σ_{ν ∈ patch(μ)} V_ν; for pairs of locations, with the same offset in both.
 
-    Transposed it is its adjoint, the sum over the m with μ ∈ patch(m).
+    The transposed convolution is the adjoint: the sum over all m with μ ∈ patch(m).
     """
     copies = (V.ndim - 2) // max(axes, 1)
     out, reads = windows(layer, V.shape[2 : 2 + axes])
@@ -101,7 +101,7 @@ def dense(layer: Dense, V: Array, axes: int) -> Array:
 
 
 def average_pool(layer: AvgPool, V: Array, axes: int) -> Array:
-    """K'(P, Q) = 1/(n_P n_Q) Σ_{p ∈ P} Σ_{q ∈ Q} V(p, q): the matrix of the mean along each axis, of both images."""
+    """K'(P, Q) = 1/(n_P n_Q) Σ_{p ∈ P} Σ_{q ∈ Q} V(p, q): an averaging matrix along each axis of both images."""
     for axis in range(2 * axes):
         means = pool_means(layer, axis % axes, V.shape[2 + axis], axes)
         V = np.moveaxis(np.tensordot(V, means, axes=(2 + axis, 1)), -1, 2 + axis)
@@ -109,7 +109,7 @@ def average_pool(layer: AvgPool, V: Array, axes: int) -> Array:
 
 
 def pool_means(layer: AvgPool, axis: int, n: int, axes: int) -> Array:
-    """The matrix of the mean along one axis of n places: (windows, n)."""
+    """Averaging matrix along one axis of n locations, (windows, n)."""
     size, padding = per_axis(layer.size, axes), per_axis(layer.padding, axes)
     stride = size if layer.stride is None else per_axis(layer.stride, axes)
     k, s, pad = size[axis], stride[axis], padding[axis]

@@ -1,1 +1,1 @@
-"""The CPU engine: plans as integers, and a compiled interpreter over vectors of pairs."""
+"""The CPU engine: programs encoded as integers, run by a compiled interpreter on vectors of pairs."""

@@ -1,4 +1,4 @@
-"""Compiles the engine's functions with Numba. Only `machine_code.py` imports this, when code is not on disk yet."""
+"""Compilation of the engine's functions with Numba. Only `machine_code.py` imports this, for code not yet on disk."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OPTIONS = {"error_model": "numpy"}
 
 
 class _Compiler(dispatcher._FunctionCompiler):  # type: ignore[misc, name-defined]
-    """Makes functions that compiled code calls, without what Python would call."""
+    """Compiles functions that only compiled code calls, without wrappers for Python."""
 
     def _customize_flags(self, flags: Any) -> Any:
         flags.no_cpython_wrapper = flags.no_cfunc_wrapper = flags.no_compile = True
@@ -26,8 +26,8 @@ class _Compiler(dispatcher._FunctionCompiler):  # type: ignore[misc, name-define
 
 
 class _Part(CPUDispatcher):  # type: ignore[misc]
-    """A function that is compiled for the types that it is called with. Numba would make each one callable from Python
-    as well, which takes a third of the time.
+    """A function that is compiled for the types that it is called with, without the wrapper by which Python could call
+    it, which would take a third of the time.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -39,20 +39,20 @@ class _Part(CPUDispatcher):  # type: ignore[misc]
         arguments, return_type = sigutils.normalize_signature(sig)
         if arguments not in self.overloads:
             made = self._compiler.compile(arguments, return_type)
-            made = made._replace(entry_point=object())  # what Numba knows it by
+            made = made._replace(entry_point=object())  # the key by which Numba identifies it
             self.targetctx.insert_user_function(made.entry_point, made.fndesc, [made.library])
             self.overloads[arguments] = made
         return self.overloads[arguments].entry_point
 
 
 def inlined(function: Callable[..., Any]) -> Any:
-    """A part of compiled functions. LLVM optimises a function together with all that it calls, so parts stay small."""
+    """Decorator for parts of compiled functions, which are inlined; they stay small, as LLVM optimises all at once."""
     return _Part(function)
 
 
 @global_compiler_lock
 def object_code(function: Function, dtype: str, symbol: str) -> bytes:
-    """A function for one precision as an object file, in which its name is `symbol`."""
+    """Compile a function for one precision to an object file, in which its name is `symbol`."""
     from .work import signature
 
     module, _, name = function.path.rpartition(".")
@@ -69,7 +69,7 @@ def object_code(function: Function, dtype: str, symbol: str) -> bytes:
 
 
 def _with_plain_name(library: Any, description: Any, symbol: str) -> Any:
-    """A function of this name that calls the compiled one. None of ours raises, so its status is not read."""
+    """Make a module with a function `symbol` that calls the compiled one. No function raises, so status is ignored."""
     context = cpu_target.target_context
     convention = context.call_conv
     module = library.create_ir_module("plain")

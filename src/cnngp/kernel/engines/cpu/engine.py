@@ -1,4 +1,4 @@
-"""The CPU engine: whole networks for a group of pairs at a time, on all threads."""
+"""The CPU engine: runs whole networks for one group of pairs at a time, on all threads."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ from .machine_code import entry
 from .plan import CpuPlan, make_plan, pair_calls, variance_calls
 from .runner import Array, Plans, Runner
 
-# Bytes that a strip's tables may take, and that the maps of one block of rows may take in a core's L2.
+# Bytes of a strip's tables, and of the maps of one block of rows, which should fit into a core's L2 cache.
 STRIP_BYTES = 24 << 20
 BLOCK_BYTES = 384 << 10
 
-# They change when bits of results may, so that a store never mixes them: networks with nonlinearities of these families
-# changed in version 4, those with pools in versions 5 and 6, and those with LeakyReLU and Abs in version 7.
+# A version changes when the bits of results may, so that a store never mixes them: version 4 changed networks with
+# Sin, Cos and GELU, versions 5 and 6 those with pools, and version 7 those with LeakyReLU and Abs.
 VERSION, POOLED_VERSION = 3, 6
 _CHANGED = {SIN: 4, COS: 4, GELU: 4, RELU_LIKE: 7}
 
 
 class PairRunner(Runner):
-    """Fills matrices, `strip` rows after the other."""
+    """Fills matrices, one strip of `strip` rows after another."""
 
     def __init__(self, engine: CpuEngine, plan: CpuPlan) -> None:
         dtype = engine.dtype
         map_bytes = plan.buffers * LANES[dtype.name] * dtype.itemsize
-        # Small maps: a call to an operation costs as much as some of its elements, so more images share one.
+        # The overhead of calling an operation equals some of its elements, so with small maps more images share a call.
         block = next((b for b, most in ((8, BLOCK_BYTES // 3), (4, BLOCK_BYTES)) if b * map_bytes <= most), 2)
         super().__init__(engine, plan, variance_calls(plan.ints), pair_calls(plan.ints, dtype.name), block=block)
-        self.fewest = 8 if engine.program.input is None else 32  # pairs with pools cost far more than tables
+        self.fewest = 8 if engine.program.input is None else 32  # with pools, pairs cost far more than tables
         self.strip = max(32, min(1024, STRIP_BYTES // (plan.table * dtype.itemsize)))
 
     def fill(self, K: Array | None, theta: Array | None, X: Array, Z: Array, symmetric: bool, advance: Advance) -> None:
-        """All pairs, into the matrices that are given; where symmetric, all but the diagonal."""
+        """Fill the given matrices with all pairs; if symmetric, everything except the diagonal."""
         pair_block = entry("pair_block", self.dtype.name)
         addresses = [0 if matrix is None else matrix.ctypes.data for matrix in (K, theta)]
         for row0 in range(0, len(X), self.strip):
             rows = X[row0 : row0 + self.strip]
             own = self.row_tables(rows)
             groups = range(row0 // self.lanes * self.lanes if symmetric else 0, len(Z), self.lanes)
-            # Enough tasks for every thread to have several, each with enough rows to pay for its column tables.
+            # Several tasks per thread, each with enough rows to amortise its column tables.
             pieces = max(1, min(-(-4 * self.threads // max(1, len(groups))), len(rows) // self.fewest))
             step = -(-len(rows) // pieces)
             tasks = [(column0, first) for column0 in groups for first in range(0, len(rows), step)]
@@ -78,7 +78,7 @@ class PairRunner(Runner):
 
 
 class CpuEngine(Plans[PairRunner]):
-    """Runs one program on the CPU. See `Engine` for what it offers."""
+    """Runs one program on the CPU; see `Engine`."""
 
     def __init__(self, program: Program, dtype: str, threads: int | None = None) -> None:
         super().__init__(program, dtype, threads)
@@ -107,7 +107,7 @@ class CpuEngine(Plans[PairRunner]):
     def _matrices(
         self, X: Array, Z: Array | None, kinds: tuple[Kind, ...], output: Output, advance: Advance
     ) -> list[Any]:
-        """The matrices of these kinds, from one pass over the pairs; of one set of images where Z is None."""
+        """Compute the matrices of these kinds in one pass over the pairs; Z is None for one set of images."""
         x = X.reshape(len(X), -1)
         z = x if Z is None else Z.reshape(len(Z), -1)
         out = {kind: np.empty((len(x), len(z)), self.dtype) for kind in kinds}

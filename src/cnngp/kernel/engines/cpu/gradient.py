@@ -1,11 +1,11 @@
-"""Gradients on the CPU: the reversed program for a group of pairs at a time, on all threads.
+"""Gradients on the CPU: runs the reversed program for one group of pairs at a time, on all threads.
 
-Each pair adds to sums over all pairs and to the shares of its two images' variances. Those of a group's columns are
-complete for a strip when its rows are done, and those of the rows when all groups are; then the reversed program runs
-for these images with themselves, in float64.
+Each pair adds to sums over all pairs and to the shares of its two images' variances. The shares of a group's columns
+are complete for a strip when its rows are done, and those of the rows when all groups are done; then the reversed
+program runs for these images with themselves, in float64.
 
-Bits do not depend on the threads: groups are dealt out to a number of streams that depends on the problem alone, each
-adds up in its own order, and streams are added in theirs.
+Bits do not depend on the threads: groups are distributed to a number of streams that depends on the problem alone, each
+stream adds in its own order, and the streams are added in a fixed order.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from .machine_code import entry
 from .plan import make_plan, pair_calls, shares_of_variances, variance_calls
 from .runner import LANES64, Array, Plans, Runner
 
-VERSION = 1  # changes with the numbers
+VERSION = 1  # changes whenever results may change
 
-# Bytes that the shares of a strip's row images may take in all streams, and the most streams.
+# Largest size in bytes of the shares of a strip's row images in all streams, and the largest number of streams.
 STRIP_BYTES = 96 << 20
 STREAMS = 16
 
 
 class CpuGradient(Plans["GradientRunner"]):
-    """Gradients of one network. Images come as (N, channels, locations) in the working precision."""
+    """Gradients of one network. Images are (N, channels, locations) in the working precision."""
 
     def __init__(self, reverse: Reverse, dtype: str, threads: int | None = None) -> None:
         super().__init__(reverse.program, dtype, threads)
@@ -46,7 +46,7 @@ class CpuGradient(Plans["GradientRunner"]):
         return self.checked(X.reshape(len(X), -1)).K
 
     def gradient(self, X: Array, Z: Array | None, G: NDArray[np.float64], advance: Advance = None) -> Gradient:
-        """Σ G ∂K/∂θ; without Z, of the matrix of X with both triangles and its diagonal."""
+        """Σ G ∂K/∂θ; without Z, for the whole matrix of X including its diagonal."""
         x = X.reshape(len(X), -1)
         z = x if Z is None else Z.reshape(len(Z), -1)
         return self.runner(self.peaks(x, z)).gradient(x, z, Z is None, G, advance)
@@ -59,7 +59,7 @@ class GradientRunner(Runner):
         self.reverse = reverse = gradient.reverse
         program, dtype = reverse.program, gradient.dtype.name
         self.to_images = any(isinstance(step, Pixels) for step in reverse.steps)
-        # What an image collects: the shares of its variances, then the gradients of its pixels.
+        # Each image collects the shares of its variances, and then the gradients by its pixels.
         self.of_variances = shares_of_variances(program)
         entries = self.of_variances + (program.channels * math.prod(program.shape) if self.to_images else 0)
         plan = make_plan(program, rows, reverse)
@@ -86,7 +86,7 @@ class GradientRunner(Runner):
         self, rows: Array, z: Array, weights: Array, diagonal: Array, groups: list[int], streams: int, of_rows: Array,
         of_z: Array, advance: Advance,
     ) -> NDArray[np.float64]:  # fmt: skip
-        """The sums of some row images with all column images."""
+        """Return the sums of some row images with all column images."""
         own = self.row_tables(rows)
         eights = range(0, len(rows), LANES64)
         shares = np.zeros((streams, len(rows), self.shares), self.dtype)
@@ -116,7 +116,7 @@ class GradientRunner(Runner):
     def _group(
         self, rows: Array, own: Array, z: Array, weights: Array, column0: int, shares: Array, sums: Array, of_z: Array
     ) -> None:
-        """The strip's rows against one group of column images, then those images with themselves."""
+        """Run the strip's rows against one group of column images, then these column images with themselves."""
         count = min(self.lanes, len(z) - column0)
         own_weights = np.zeros((len(rows), self.lanes), self.dtype)
         own_weights[:, :count] = weights[:, column0 : column0 + count]
@@ -139,9 +139,9 @@ class GradientRunner(Runner):
             of_z[at] += self._backwards(z, column0 + first, size, part, np.zeros(LANES64), sums)
 
     def _backwards(self, images: Array, first: int, count: int, shares: Array, seeds: Array, sums: Array) -> Array:
-        """Images with themselves: from ∂L/∂K and the shares of their variances to the sums.
+        """Run images with themselves backwards, from ∂L/∂K and the shares of their variances to the sums.
 
-        Returns the gradients of their pixels, (count, pixels); none where they are not asked for.
+        Returns the gradients by their pixels, (count, pixels), or (count, 0) if they are not needed.
         """
         w = self.workspace()
         seed_at, shares_at = (w.maps_at + self.plan.output) * LANES64, w.shares_at * LANES64

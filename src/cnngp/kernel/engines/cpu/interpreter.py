@@ -1,14 +1,14 @@
 """The compiled interpreter: runs a plan's operations on maps whose elements are vectors, one lane per pair.
 
 It serves every network, shape and layer, because the inner loops run over lanes, whose number is fixed, and not over
-columns, whose number is not. A map of a group of pairs lives in L2; the rows that a convolution sums, in L1. An
+columns, whose number varies. A map of a group of pairs fits into L2, the rows that a convolution sums into L1. An
 operation is called through its address (`plan.py`), so each is compiled once, and only when a network needs it.
 
-A workspace is: POWERS vectors for the rows of a series, a row of zeros that stands for padding, the maps of the images
-that are worked on together, and scratch; for gradients the shares of the images' variances stand behind it.
+A workspace consists of POWERS vectors for the rows of a series, a row of zeros used as padding, the maps of the images
+that are processed together, scratch, and for gradients the shares of the images' variances.
 
-Python calls the functions without a line above them, with integers: `Reals`, `Ints` and `Doubles` are addresses of
-numbers in the working precision, of int64 and of float64. `code` is a row of the columns OPS … UNITS of columns.py.
+Python calls the functions that are not decorated, with integers: `Reals`, `Ints` and `Doubles` are addresses of numbers
+in the working precision, of int64 and of float64. `code` is a row of the columns OPS … UNITS of columns.py.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def run_ops(code: Ints, m: Reals, own: Reals, table: Reals, frame: Ints) -> None
 
 @inlined
 def first_map(code: Ints, L: int) -> int:
-    """Where the maps begin in a workspace."""
+    """Offset of the maps in a workspace."""
     return (col.POWERS + code[col.WIDTH]) * L  # type: ignore[no-any-return]
 
 
 @inlined
 def multiply_images(code: Ints, m: Reals, to: int, own: Reals, own_at: int, lane: Reals) -> None:
-    """Σ_c x_c x'_c at each location; 64 channels, 64 times those and the rest are summed apart, so that rounding does
-    not grow with their number.
+    """Σ_c x_c x'_c at each location, summed in groups of 64 channels and of 64 such groups, so that rounding does not
+    grow with their number.
     """
     L, channels, locations = lanes(m), code[col.PIXEL_CHANNELS], code[col.LOCATIONS]
     for e in range(locations):
@@ -76,10 +76,10 @@ def image_tables(
     code: Ints, m: Doubles, frame: Ints, pixels: Doubles, table: Doubles, peaks: Doubles, X: Reals, first: int,
     count: int,
 ) -> None:  # fmt: skip
-    """The variance recursion of up to `lanes` images in float64; spare lanes repeat the last image.
+    """Run the variance recursion of up to `lanes` images in float64; spare lanes repeat the last image.
 
-    Afterwards the table holds their entries lane by lane, `peaks` the largest variance at each site, and the output
-    buffer K(x, x) in its unit.
+    Afterwards the table holds their entries, one image per lane, `peaks` the largest variance at each site, and the
+    output buffer K(x, x) in its unit.
     """
     L, size = lanes(m), code[col.PIXEL_CHANNELS] * code[col.LOCATIONS]
     for e in range(size):
@@ -88,7 +88,7 @@ def image_tables(
     base = first_map(code, L)
     if code[col.INPUT] >= 0:
         square_images(code, m, base + code[col.INPUT] * L, pixels)
-    else:  # products are operations, which find the pixels at the head of the table
+    else:  # products are operations, which read the pixels at the start of the table
         for e in range(0, size * L, L):
             store(table, e, load(pixels, e))
     frame[col.BASE], frame[col.SCRATCH], frame[col.OWN_AT], frame[col.IMAGES] = base, base + code[col.BUFFERS] * L, 0, 1
@@ -100,7 +100,7 @@ def image_tables(
 def put(
     m: Reals, at: int, unit: Any, out: Reals, i: int, stride: int, column0: int, columns: int, symmetric: int
 ) -> None:
-    """A row of kernel values; where symmetric, those right of the diagonal, mirrored."""
+    """Write a row of kernel values; if symmetric, those right of the diagonal and their mirror images."""
     for lane in range(columns):
         j = column0 + lane
         if symmetric == 0:
@@ -115,11 +115,11 @@ def pair_block(
     code: Ints, m: Reals, frame: Ints, pixels: Reals, table: Reals, X: Reals, own: Reals, entries: int, first: int,
     last: int, block: int, K: int, theta: int, stride: int, row0: int, column0: int, columns: int, symmetric: int,
 ) -> None:  # fmt: skip
-    """K, Θ or both of images first … last − 1 of X with the group of column images in `pixels` and `table`.
+    """Compute K, Θ or both for images first … last − 1 of X and the group of column images in `pixels` and `table`.
 
-    `block` images are worked on at a time; `own` holds their tables, `entries` numbers each. Values go to row row0 + i
-    and columns column0 … of matrices of `stride` columns at the addresses `K` and `theta`; one that is not wanted has
-    the address 0. Where symmetric, only those right of the diagonal are written, and mirrored.
+    `block` images are processed at a time; `own` holds their tables, `entries` numbers each. Values go to row row0 + i
+    and columns from column0 on of matrices of `stride` columns at the addresses `K` and `theta`, 0 for one that is not
+    needed. If symmetric, only values right of the diagonal are written, with their mirror images.
     """
     L, size, buffers = lanes(m), code[col.PIXEL_CHANNELS] * code[col.LOCATIONS], code[col.BUFFERS]
     base, units = first_map(code, L), address_like(m, code[col.UNITS])
@@ -145,7 +145,7 @@ def pair_gradients(
     code: Ints, m: Reals, frame: Ints, pixels: Reals, table: Reals, X: Reals, own: Reals, entries: int, rows: int,
     weights: Reals, sums: int, shares: int, shares_step: int,
 ) -> None:  # fmt: skip
-    """The reversed program for all row images with the group of column images; rows without weights are left out.
+    """Run the reversed program for all row images and the group of column images; rows without weights are skipped.
 
     Row i adds to the sums at the address `sums` and to the shares at shares + i · shares_step, in bytes.
     """
@@ -168,7 +168,7 @@ def pair_gradients(
 
 
 def spread_rows(table: Doubles, own: Reals, entries: int, first: int, count: int) -> None:
-    """Tables lane by lane (float64) → a row per image in the working precision."""
+    """Convert tables with one image per lane (float64) to one row per image in the working precision."""
     L = lanes(table)
     for lane in range(count):
         for e in range(entries):
@@ -176,7 +176,7 @@ def spread_rows(table: Doubles, own: Reals, entries: int, first: int, count: int
 
 
 def spread_lanes(source: Doubles, target: Reals, entries: int, first: int) -> None:
-    """Vectors of few lanes (float64) → lanes first … of vectors of the working precision."""
+    """Copy float64 vectors to the lanes from `first` on of vectors of the working precision, which have more lanes."""
     L0, L1 = lanes(source), lanes(target)
     for e in range(entries):
         for lane in range(L0):

@@ -1,14 +1,14 @@
-"""Machine code of the engine's functions: read from disk, or compiled where it is not there.
+"""Machine code of the engine's functions, read from disk or compiled if missing.
 
-Importing Numba, which compiles them (`compiling.py`), takes longer than a small matrix, and most processes find all
-that they need. So nothing here imports it: a function is known by its name, and what is on disk is object code that
-LLVM loads. The functions call each other through their addresses; if they did so directly, LLVM would optimise and
-translate the whole call tree again for every function in it.
+Importing Numba, which compiles the functions (`compiling.py`), takes longer than computing a small matrix, and most
+processes find all code on disk. So nothing here imports it: a function is identified by name, and the files on disk are
+object code that LLVM loads. The functions call each other through their addresses; with direct calls LLVM would
+optimise and translate the whole call tree again for every function in it.
 
-The name of a file carries a digest of all sources that it may have been made from, because rows are inlined into
-operations, which share tables and their layout with the plan; when a file is written, those with another are removed.
-Machine code is run as it is found, and one wrong bit in a constant would be a wrong kernel. So each file has a
-checksum, over its name too; what does not match is compiled again.
+File names contain a digest of all sources that the code may depend on, because rows are inlined into operations, which
+share tables and their layout with the plan; writing a file removes those with another digest. One wrong bit in a
+constant would give a wrong kernel, so each file has a checksum that covers its name; a file that does not match is
+compiled again.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ Kind = Literal["operation", "row", "entry"]
 
 @dataclass(frozen=True)
 class Function:
-    """A function of the engine: an operation on maps, a nonlinearity on a row of one, or an entry that Python calls.
+    """A function of the engine: an operation on maps, a nonlinearity on a row of a map, or an entry that Python calls.
 
-    `path` leads to it from this folder; with `numbers` to a function that makes it of these.
+    `path` is its location relative to this folder, or with `numbers` that of a function that makes it from them.
     """
 
     kind: Kind
@@ -51,25 +51,25 @@ class Function:
         return "-".join([self.path, *map(str, self.numbers)])
 
 
-# How many integers each takes.
+# Number of integers that each entry takes.
 _ENTRIES = {"image_tables": 9, "pair_block": 18, "pair_gradients": 13, "spread_rows": 5, "spread_lanes": 4}
 
 
 @functools.cache
 def entry(name: str, dtype: str) -> Callable[..., None]:
-    """A function of `interpreter.py`. It takes integers, some of them addresses; other threads run meanwhile."""
+    """Return a function of `interpreter.py`. It takes integers, some of them addresses, and releases the GIL."""
     function_type = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * _ENTRIES[name])
     return function_type(address(Function("entry", f"interpreter.{name}"), dtype))
 
 
 def address(function: Function, dtype: str) -> int:
-    """Where a function's code for one precision is in memory, loaded or compiled when first asked for."""
+    """Return the memory address of a function's code for one precision, loaded or compiled at first use."""
     symbol = f"{function}-{dtype}"
     with _lock:
         if symbol not in _loaded:
             file = folder() / f"{symbol}-{machine_digest()}-{sources_digest()}.o"
             code = _read(file)
-            if code is None:  # a terminal says so: each takes up to a second, and Numba's import another
+            if code is None:  # shown on a terminal: each takes up to a second, and importing Numba another
                 with progress_bar(1, f"compiling for this machine, once: {function}", "function", delay=0.0):
                     from .compiling import object_code
 
@@ -81,7 +81,7 @@ def address(function: Function, dtype: str) -> int:
 
 _lock = threading.Lock()
 _loaded: dict[str, Any] = {}
-"""Code in memory, which is released with these values."""
+"""Code in memory by symbol; it is freed together with these values."""
 
 
 @functools.cache
@@ -94,7 +94,7 @@ def _linker() -> Any:
 
 
 def _link(code: bytes, symbol: str) -> Any:
-    """Code in memory with addresses for its symbols."""
+    """Load object code into memory; returns the addresses of its symbols."""
     from llvmlite.binding import JITLibraryBuilder
 
     library = JITLibraryBuilder().add_object_img(code).add_current_process().export_symbol(symbol)
@@ -103,13 +103,13 @@ def _link(code: bytes, symbol: str) -> Any:
 
 @functools.cache
 def sources_digest() -> str:
-    """Changes with any file that compiled code may depend on."""
+    """Digest of all source files on which compiled code may depend."""
     room = Path(__file__).parents[2]
     return digest_of(room, (path for path in room.rglob("*.py") if "cuda" not in path.relative_to(room).parts))
 
 
 def digest_of(folder: Path, files: Iterable[Path]) -> str:
-    """Changes with the name or the content of any of these files."""
+    """Digest of the names and contents of files."""
     digest = hashlib.blake2b(digest_size=8)
     for path in sorted(files):
         content = path.read_bytes()
@@ -119,7 +119,7 @@ def digest_of(folder: Path, files: Iterable[Path]) -> str:
 
 @functools.cache
 def machine_digest() -> str:
-    """Changes with what else the code depends on: the processor, the compiler, and settings of Numba."""
+    """Digest of everything else on which compiled code depends: the processor, the compiler, and settings of Numba."""
     import llvmlite
     from llvmlite import binding
 
@@ -139,7 +139,7 @@ def machine_digest() -> str:
 
 @functools.cache
 def folder() -> Path:
-    """Where code is kept: beside the sources if they can be written to. It belongs to these sources alone."""
+    """Folder of these sources' compiled code: in NUMBA_CACHE_DIR if set, else beside them, or in the user's cache."""
     here = Path(__file__).parent
     own = f"{here.parents[2].name}-{hashlib.blake2b(str(here).encode(), digest_size=8).hexdigest()}"
     places = [here / "__pycache__"]

@@ -1,7 +1,7 @@
-"""A program as the integer and float tables that the compiled interpreter walks.
+"""Encoding of a program as the integer and float tables that the compiled interpreter reads.
 
-Nothing here depends on data. Offsets into maps and tables are in map elements; the interpreter multiplies by the number
-of lanes. The columns of the tables are in columns.py.
+Nothing here depends on data. Offsets into maps and tables are in map elements; the interpreter multiplies them by the
+number of lanes. columns.py names the columns of the tables.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .machine_code import Function, address
 
 Ints = NDArray[np.int64]
 
-# The largest window that is compiled for its size, and those that are compiled before they are needed.
+# The largest window that gets code for its size, and the sizes that always use such code.
 LARGEST_WINDOW = 9
 COMMON_WINDOWS = (3, 5, 7)
 
-# Two images are worked on at once, each with its own maps and scratch. Without a few elements between them their rows
-# would fall into the same sets of the cache (a 7 × 7 box: 36 cycles a vector instead of 30).
+# Two images are processed at once, each with its own maps and scratch. Without a few elements between them their rows
+# would fall into the same cache sets (a 7 × 7 box: 36 cycles a vector instead of 30).
 _SKEW = 8
 
 
@@ -41,22 +41,22 @@ class CpuPlan:
     scratch: int
     """Map elements of scratch: activated planes or the ring of activated rows, and two summed rows."""
     width: int
-    """The longest row: the length of the row of zeros that stands for padding."""
+    """Length of the longest row, and of the row of zeros used as padding."""
     channels: int
     locations: int
     buffers: int
     input: int
-    """Where the product of the two images goes before the operations; −1 where products are operations."""
+    """Offset of the product of the two images, made before the operations; −1 if products are operations."""
     output: int
     theta: int
-    """Where Θ is in the end; −1 where there is none."""
+    """Offset of Θ at the end; −1 for none."""
     table: int
-    """Entries of an image's table. Where products are operations, the pixels stand before all others."""
+    """Number of entries of an image's table. If products are operations, the pixels come first."""
 
 
 def make_plan(program: Program, series: dict[int, Rows], reverse: Reverse | None = None) -> CpuPlan:
-    """`series` says, for each site of an Elementwise, which rows of its series are used; `reverse` is the program's
-    gradient, where that is what runs.
+    """Encode a program. `series` gives, for each site of an Elementwise, the rows of its series that are used;
+    `reverse` is the program's gradient, if that is to be run.
     """
     ops = program.ops if reverse is None else reverse.steps
     starts = np.concatenate([[0], np.cumsum(program.buffers)])
@@ -96,7 +96,7 @@ def make_plan(program: Program, series: dict[int, Rows], reverse: Reverse | None
             numbers[col.UNIT] = op.activation.unit
         if op.tangent is not None:
             row[col.ACT] += col.SLOPE
-            # No map: K itself once, and once less of it.
+            # Without a map TIMES is K itself, so OWN is one less.
             none = op.tangent.times == NOTHING
             row[col.TIMES] = 0 if none else starts[op.tangent.times] - starts[op.src]
             numbers[col.OWN] = op.tangent.own - (1.0 if none else 0.0)
@@ -115,7 +115,7 @@ def make_plan(program: Program, series: dict[int, Rows], reverse: Reverse | None
             case Back():
                 row[[col.BOX, col.SLOT]] = col.BACK, op.slot
                 row[[col.BACK_TIMES, col.WRITES]] = starts[op.times], op.writes
-                if op.activation is not None:  # shares are in the order of the activations' places
+                if op.activation is not None:  # shares are in the order of the activations' locations
                     row[col.OWN_SHARES], row[col.SHARES] = _places(op, op.activation.offset, op.activation.shape)
     used = program.input, program.output, program.theta
     begin, end, theta = (-1 if buffer is None else int(starts[buffer]) for buffer in used)
@@ -127,31 +127,31 @@ def make_plan(program: Program, series: dict[int, Rows], reverse: Reverse | None
 
 
 def shares_of_variances(program: Program) -> int:
-    """How many shares an image collects for its variances; the gradients of its pixels stand behind them."""
+    """Number of shares in which an image collects gradients by its variances; those by its pixels follow."""
     return max(1, program.elements)
 
 
 def _places(op: Op, begin: int, shape: Shape) -> tuple[int, int]:
-    """Where the first place of a map is in both images, in a list of all places of the given full shape."""
+    """Offsets of a map's first location in both images, in a list of all locations of the given full shape."""
     first, second = (begin + (a * shape[1] + b) * shape[2] + c for a, b, c in (op.first, op.second))
     return first, second
 
 
 def _point_to_tables(row: Ints, op: Op, table: int, shape: Shape) -> None:
-    """Where both images' tables are read for the first place of a map, in entries of the given full shape."""
+    """Set the offsets of a map's first location in both images' tables, in entries of the given full shape."""
     plane, pitch = shape[1] * shape[2], shape[2]
     row[[col.OWN_TABLE, col.TABLE]] = _places(op, table, shape)
     row[[col.TABLE_ROW, col.TABLE_PLANE, col.TABLE_SIZE]] = pitch, plane, shape[0] * plane
 
 
 class _Geometry:
-    """Encodes box sums. Operations on sheets share most of their geometry, so lists are written once."""
+    """Encodes box sums. Operations on sheets share most of their geometry, so each list is written once."""
 
     def __init__(self, taps: list[int], program: Program) -> None:
         self.taps = taps
         self.sheets = program.input is None
-        # A pool adds up windows of many sizes. They go the general way, because compiling each would take seconds. What
-        # is compiled for K beside Θ is what is compiled for K alone, so that the order of sums, and the bits, are too.
+        # A pool sums windows of many sizes, for which compiling would take seconds each, so they use the general code.
+        # Beside Θ the same sizes are compiled as for K alone, so that the order of sums, and the bits of K, are equal.
         alone = program if program.theta is None else lower(program.network, (program.channels, *program.spatial))
         self.compiled = {(k, k) for k in COMMON_WINDOWS} | {
             size
@@ -162,7 +162,7 @@ class _Geometry:
         self.rows = cache(self._rows)
 
     def encode(self, row: NDArray[np.int64], op: Op) -> int:
-        """Fill the geometry columns; the scratch elements needed."""
+        """Fill the geometry columns and return the number of scratch elements needed."""
         a0, b0, c0 = op.shape
         if op.sums is None:
             row[col.BOX], row[col.RING] = col.POINTWISE, 1
@@ -185,27 +185,27 @@ class _Geometry:
         if row[col.BOX] == col.ROWS and size in self.compiled and (w := self.neighbours(rows)) is not None:
             row[col.BOX] = col.WINDOW
             row[col.ROW_BEFORE] = -w.start
-            # Sheets are small: with the first pair at row 0, fewer pairs are half outside. Other maps keep the order of
-            # their sums, and so their bits; so do their totals below.
+            # On sheets, which are small, a first pair at row 0 leaves fewer pairs half outside. Other maps, and their
+            # totals below, keep the order of their sums and so their bits.
             row[col.FIRST_ROW] = 0 if self.sheets else -((height - 1 + w.start) % 2)
         elif self.sheets and (row[col.BOX], a0, row[col.ACT]) == (col.ROWS, 1, col.RELU) and _is_total(rows, columns):
             row[col.BOX] = col.TOTAL
-        # The variance recursion takes the general way, so there is scratch for both.
+        # The variance recursion uses the general code, so there is scratch for both.
         planes_at_once = a0 * b0 * c0 + b0 * c0 if row[col.BOX] == col.PLANES else int(row[col.RING]) * c0
         kept = (sum(col.kept_rows(height)) + 2) * c0 + row[col.C1] if row[col.BOX] == col.WINDOW else 0
         if op.tangent is not None:
-            kept *= 2  # it may be done together with the next
+            kept *= 2  # the operation may run together with the next one
         return max(planes_at_once + c0 + left + right, int(kept))
 
     def window_size(self, sums: tuple[AxisSum, AxisSum, AxisSum]) -> tuple[int, int] | None:
-        """Height and width of the windows of neighbours that are summed, where they are such."""
+        """Height and width of the windows if the sums are over windows of neighbours, else None."""
         rows, columns = map(self.neighbours, sums[1:])
         return None if rows is None or columns is None else (rows.k, columns.k)
 
     def neighbours(self, axis: AxisSum) -> SlidingWindow | None:
-        """The window of an axis where `operations/window.py` can sum it: 2 … LARGEST_WINDOW neighbours, moving by one.
+        """Window of an axis if `operations/window.py` can sum it: 2 … LARGEST_WINDOW neighbours, moving by one.
 
-        Zeros are all that is outside, and the first output reads something.
+        The map must be padded with zeros only, and the first output must read at least one location.
         """
         window = self.regular(axis)
         if window is None or window.padding is None or window.stride != 1 or window.dilation != 1:
@@ -213,9 +213,9 @@ class _Geometry:
         return window if 2 <= window.k <= LARGEST_WINDOW and window.start > -window.k else None
 
     def regular(self, axis: AxisSum) -> SlidingWindow | None:
-        """The window of an axis where it is worth a loop of its own: it lies inside the axis for two outputs or more.
+        """Window of an axis if it deserves a loop of its own: it is inside the axis for two outputs or more.
 
-        One is enough on sheets, most of which are small. Other maps keep the order of their sums, and so their bits.
+        One is enough on sheets, most of which are small. Other maps keep the order of their sums and so their bits.
         """
         window, fewest = axis.window, 1 if self.sheets and axis.out_size > 1 else 2
         return window if window is not None and window.high - window.low >= fewest else None
@@ -228,8 +228,8 @@ class _Geometry:
         return at
 
     def _rows(self, rows: AxisSum) -> tuple[int, int, int, int]:
-        """col.ROW_K, col.ROW_TAPS, col.ROW_NEED and col.RING of the sums of rows."""
-        # A zero-padded window has one place per tap, so that neighbouring output rows line up even at the border.
+        """Return col.ROW_K, col.ROW_TAPS, col.ROW_NEED and col.RING for the sums of rows."""
+        # A zero-padded window has one position per tap, so that neighbouring output rows align even at the border.
         table = _row_table(rows)
         at = len(self.taps)
         self.taps.extend(b for entry in table for b in entry)
@@ -245,7 +245,7 @@ def _is_total(*axes: AxisSum) -> bool:
 
 
 def _row_table(rows: AxisSum) -> list[list[int]]:
-    """For each output row the rows it sums, padded with −1 to one length, zero padding in its true place."""
+    """For each output row the rows it sums, with −1 for zero padding and up to a common length."""
     k = max(map(len, rows.sources), default=1) or 1
     table = []
     for sources in rows.sources:
@@ -255,11 +255,11 @@ def _row_table(rows: AxisSum) -> list[list[int]]:
     return table
 
 
-# ---- which functions the operations call ----------------------------------------------------------------------------
+# ---- the functions that operations call -----------------------------------------------------------------------------
 
 
 def pair_calls(ints: Ints, dtype: str) -> Ints:
-    """The plan's operations with the addresses of their functions, for pairs."""
+    """Return the plan's operations with the addresses of their functions for pairs."""
     operations = [_operation(op, True) for op in ints]
     for i in _done_together(ints):
         slope, value = ints[i], ints[i + 1]
@@ -272,9 +272,9 @@ def pair_calls(ints: Ints, dtype: str) -> Ints:
 
 
 def variance_calls(ints: Ints) -> Ints:
-    """The same for images with themselves, always in float64 and in the general way.
+    """Return the plan's operations with the functions for images with themselves, in float64 and by the general code.
 
-    Operations at equal places give the variances and write them into the tables, where the others read them.
+    Operations at equal locations give the variances and write them into the tables, where the others read them.
     """
     gradient = bool((ints[:, col.BOX] >= col.BACK).any())
     rows = []
@@ -325,17 +325,17 @@ def _operation(op: Ints, pairs: bool) -> Function:
             return _function("box.boxes", is_relu)
 
 
-# What two operations must agree in to be done at once.
+# Columns in which two operations must agree to run as one.
 _SAME = [
     *(col.SRC, col.A0, col.B0, col.C0, col.A1, col.B1, col.C1, col.OWN_TABLE, col.TABLE),
     *(col.ROW_K, col.ROW_BEFORE, col.ROW_TAPS, col.COL_K, col.COL_START, col.COL_TAPS),
 ]
-# The kinds of sums of a slope and a value that can be done at once. A slope alone has no short way to a total.
+# Kinds of sums of a slope and of a value that can run as one. A slope alone has no special code for a total.
 _TOGETHER = [(col.POINTWISE, col.POINTWISE), (col.WINDOW, col.WINDOW), (col.ROWS, col.TOTAL)]
 
 
 def _done_together(ints: Ints) -> Iterator[int]:
-    """The operations with the slope of a ReLU that the next one, with its value, can be done together with."""
+    """Yield the operations with the slope of a ReLU that can run as one with the next, which has its value."""
     for i in range(len(ints) - 1):
         slope, value = ints[i], ints[i + 1]
         if slope[col.ACT] != col.SLOPE + col.RELU or value[col.ACT] != col.RELU or (slope[_SAME] != value[_SAME]).any():
@@ -347,7 +347,7 @@ def _done_together(ints: Ints) -> Iterator[int]:
 
 
 def _with_addresses(ints: Ints, dtype: str, operations: list[Function], rows: Sequence[Function | None]) -> Ints:
-    """A copy of the plan's operations with the addresses of their functions."""
+    """Return a copy of the plan's operations with the addresses of their functions."""
     ints = ints.copy()
     for op, function, row in zip(ints, operations, rows, strict=True):
         op[col.OP_CALL] = address(function, dtype)

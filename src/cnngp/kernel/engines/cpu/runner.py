@@ -1,9 +1,8 @@
-"""Runs a plan: the tables of images, and blocks of pairs, on all threads, with little memory.
+"""Execution of a plan: tables of images and blocks of pairs, on all threads, with little memory.
 
-The matrix is gone through in strips of rows. The tables of a strip's images are made once; then each task takes one
-group of column images, makes their tables, and runs the strip's rows against them. What is done with a strip and a
-group is the engine's (`engine.py`) or the gradient's (`gradient.py`); nothing else is kept, so memory does not grow
-with the number of images.
+The matrix is processed in strips of rows. The tables of a strip's images are made once; then each task takes one group
+of column images, makes their tables, and runs the strip's rows against them. `engine.py` and `gradient.py` define the
+work on a strip and a group; nothing else is stored, so memory does not grow with the number of images.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from .plan import CpuPlan, Ints
 
 Array = NDArray[Any]
 
-# 1/√K counts as 0 below these √K: the smallest for which products of two and their inverses stay normal numbers.
+# For √K below this, 1/√K counts as 0: the smallest √K for which products of two and their inverses are normal numbers.
 SMALLEST = {"float32": 2.0**-62, "float64": 2.0**-510}
 LANES64 = col.LANES["float64"]
 
 
 def default_threads() -> int:
-    """Threads this process may use: NUMBA_NUM_THREADS or OMP_NUM_THREADS (joblib and Dask set them), else all cores."""
+    """Number of threads: NUMBA_NUM_THREADS or OMP_NUM_THREADS (which joblib and Dask set), else all cores."""
     for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS"):
         value = os.environ.get(name, "")
         if value.isdigit() and int(value) > 0:
@@ -52,8 +51,8 @@ os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of its
 
 
 class Variances(NamedTuple):
-    """Of images with themselves: K(x, x) and Θ(x, x), zeros where there is none, (N,) each; and the largest variance at
-    each nonlinearity in buffer units, (N, activations).
+    """K(x, x) and Θ(x, x) of images, zeros if Θ is not computed, (N,) each, and the largest variance at each
+    nonlinearity in buffer units, (N, activations).
     """
 
     K: NDArray[np.float64]
@@ -62,11 +61,11 @@ class Variances(NamedTuple):
 
 
 class Runner:
-    """A plan with the memory to run it.
+    """A plan together with the memory to run it.
 
-    `selves` are its operations with the functions for images with themselves, `pairs` with those for pairs; `tables` of
-    the first are enough to make an image's table. An image has `shares` numbers beside its maps for what gradients add
-    up, and `block` row images are worked on at a time.
+    `selves` are its operations with the functions for images with themselves, `pairs` with those for pairs; the first
+    `tables` operations of `selves` suffice to make an image's table. Each image has `shares` numbers in which gradients
+    accumulate, and `block` row images are processed at a time.
     """
 
     def __init__(
@@ -84,23 +83,23 @@ class Runner:
         self._codes: list[tuple[Any, ...]] = []
 
         def code(ints: Ints) -> int:
-            """The address of what the interpreter is told: the columns OPS … UNITS."""
+            """Address of the integers that describe the program to the interpreter: the columns OPS … UNITS."""
             numbers, taps, panels, units = (part.ctypes.data for part in parts)
             sizes = plan.channels, plan.locations, plan.width, plan.buffers, plan.input, plan.output, plan.theta
             told = np.array([ints.ctypes.data, len(ints), numbers, taps, panels, *sizes, units], np.int64)
-            self._codes.append((told, ints, *parts))  # they must outlive their addresses
+            self._codes.append((told, ints, *parts))  # the arrays must outlive their addresses
             return int(told.ctypes.data)
 
         self.pairs, self.selves = code(pairs), code(selves)
         self.tables = self.selves if tables is None else code(selves[:tables])
         self.ends = plan.output, plan.theta
-        """The buffers of K and Θ when an image's tables are made; −1 where there is none."""
+        """Buffers of K and Θ after an image's tables are made; −1 for none."""
         self._local = threading.local()
 
     def each(self, task: Callable[[Any], int | None], items: Iterable[Any], advance: Advance = None) -> None:
-        """Run a task per item on the process's one pool of that many threads, which concurrent calls share.
+        """Run a task per item on the process's pool of this many threads, which concurrent calls share.
 
-        A task returns the number of pairs that it has done, for `advance`.
+        A task returns the number of pairs that it has computed, for `advance`.
         """
         items, told = list(items), advance or (lambda pairs: None)
         if self.threads == 1 or len(items) == 1:
@@ -111,7 +110,7 @@ class Runner:
         try:
             for future in futures:
                 told(future.result() or 0)
-        finally:  # after an error or Ctrl-C: drop what has not begun, wait for what has
+        finally:  # after an error or Ctrl-C: cancel tasks that have not begun, wait for the others
             for future in futures:
                 future.cancel()
             wait(futures)
@@ -134,7 +133,7 @@ class Runner:
         return Variances(found[0], found[1], peaks)
 
     def row_tables(self, rows: Array) -> Array:
-        """A table for each row image, in the working precision."""
+        """Tables of the row images in the working precision, one row each."""
         own = np.empty((len(rows), self.plan.table), self.dtype)
         spread = entry("spread_rows", self.dtype.name)
 
@@ -148,7 +147,7 @@ class Runner:
         return own
 
     def workspace(self) -> Workspace:
-        """The calling thread's."""
+        """Return the workspace of the calling thread."""
         w: Workspace | None = getattr(self._local, "workspace", None)
         if w is None:
             w = self._local.workspace = Workspace(self)
@@ -156,7 +155,7 @@ class Runner:
 
 
 class Workspace:
-    """A thread's own memory: maps and tables in the working precision, and in float64 for images with themselves."""
+    """Memory of one thread: maps and tables in the working precision, and in float64 for images with themselves."""
 
     def __init__(self, runner: Runner) -> None:
         p, L, dtype = runner.plan, runner.lanes, runner.dtype
@@ -169,7 +168,7 @@ class Workspace:
         self.maps64, self.pixels64, self.table64 = (aligned(n * LANES64) for n in (maps, pixels, p.table))
         self.peaks = aligned(max(1, runner.activations) * LANES64)
         self.maps, self.pixels, self.table = (aligned(n * L, dtype) for n in (maps, pixels, p.table))
-        # Addresses: maps, the frame, a group of images' pixels and tables.
+        # Addresses of maps, of the frame, and of a group of images' pixels and tables.
         self.space, self.space64 = (
             [array.ctypes.data for array in arrays]
             for arrays in (
@@ -186,7 +185,7 @@ class Workspace:
         self._image_tables(code, *self.space64, self.peaks.ctypes.data, images.ctypes.data, first, count)
 
     def column_tables(self, images: Array, first: int, count: int) -> None:
-        """The tables of a group of column images, the last of which fills spare lanes."""
+        """Make the tables of a group of column images, the last of which fills spare lanes."""
         for lane in range(0, self.runner.lanes, LANES64):
             at = min(first + lane, first + count - 1)
             self.make_tables(self.runner.tables, images, at, max(1, min(LANES64, first + count - at)))
@@ -195,7 +194,7 @@ class Workspace:
 
 
 def aligned(n: int, dtype: Any = np.float64) -> Array:
-    """Zeros that start on a cache line, so that no vector straddles two."""
+    """Array of zeros that starts on a cache line, so that no vector straddles two."""
     dtype = np.dtype(dtype)
     raw = np.zeros(n * dtype.itemsize + 64, np.uint8)
     start = -raw.ctypes.data % 64
@@ -206,7 +205,7 @@ R = TypeVar("R", bound=Runner)
 
 
 class Plans(ABC, Generic[R]):
-    """The plans of one program. One serves all images, but for the length of an Elementwise's series."""
+    """The plans of one program: a single one, unless it has an Elementwise, whose series depends on the images."""
 
     def __init__(self, program: Program, dtype: str, threads: int | None) -> None:
         self.program = program
@@ -217,10 +216,10 @@ class Plans(ABC, Generic[R]):
 
     @abstractmethod
     def planned(self, rows: dict[int, Rows]) -> R:
-        """The plan that uses these rows of each series."""
+        """Return the plan that uses these rows of each series."""
 
     def runner(self, peaks: NDArray[np.float64] | None) -> R:
-        """The plan for images with these largest variances; None for images with themselves."""
+        """Return the plan for images with these largest variances; `peaks=None` for images with themselves."""
         rows = self.series.rows(peaks)
         key = tuple(rows.values())
         if key not in self._runners:
@@ -228,13 +227,13 @@ class Plans(ABC, Generic[R]):
         return self._runners[key]
 
     def checked(self, x: Array) -> Variances:
-        """The variances of images, with the largest of all peaks, (activations,); refuses what is out of range."""
+        """Return the variances of images, with the largest of all peaks, (activations,), after the range check."""
         found = self.runner(None).variances(x)
         largest = check_range(self.program, self.dtype, self.series, found.peaks, found.K, found.theta)
         return found._replace(peaks=largest)
 
     def peaks(self, *sets: Array) -> NDArray[np.float64] | None:
-        """The largest variances of these images, where a plan depends on them."""
+        """Largest variances of these images; None if no plan depends on them."""
         if not self.series.sites:
             return None
         return np.asarray(np.max([self.runner(None).variances(x).peaks.max(axis=0) for x in sets], axis=0))

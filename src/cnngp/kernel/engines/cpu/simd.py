@@ -1,9 +1,9 @@
-"""Explicit vectors for Numba: a `Vec` is `lanes` numbers, one per pair of images, held in machine registers.
+"""Explicit SIMD vectors for Numba: a `Vec` is `lanes` numbers in machine registers, one per pair of images.
 
 Numba's own vectoriser gives up on loops with run-time offsets and reorders sums only with flags that would make results
-depend on the processor. Here a vector is a type: LLVM maps it to whatever the processor has (AVX-512, AVX2, NEON), and
-every operation is one IEEE operation, so a lane's value never depends on its neighbours or on the vector width.
-Memory is passed as pointers, which cost a register where arrays cost seven; loads and stores check nothing.
+depend on the processor. Here a vector is a type: LLVM maps it to the instructions of the processor (AVX-512, AVX2,
+NEON), and every operation is one IEEE operation, so a lane's value never depends on its neighbours or on the vector
+width. Memory is passed as pointers, which take one register where arrays take seven; loads and stores are unchecked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .columns import LANES
 
 
 class Vec(types.Type):  # type: ignore[misc]
-    """`lanes` numbers of one dtype."""
+    """Numba type of a vector of `lanes` numbers of one dtype."""
 
     def __init__(self, dtype: Any) -> None:
         self.dtype = dtype
@@ -46,7 +46,7 @@ def constant_of(vec: Vec, value: float) -> Any:
 
 
 def lanes(p: Any) -> int:
-    """How many numbers of the type p points to make a vector; a constant to the compiler."""
+    """Number of lanes of a vector of the type that p points to; a compile-time constant."""
     raise TypeError("for compiled code only")
 
 
@@ -63,33 +63,33 @@ class _VecModel(models.PrimitiveModel):  # type: ignore[misc]
 
 
 def _code(signature: Any, compute: Callable[..., Any]) -> Any:
-    """What an intrinsic returns, from the code that computes its result with a builder."""
+    """Return value of an intrinsic, from the function that writes its code with a builder."""
     return signature, lambda context, builder, signature, args: compute(builder, *args)
 
 
 @intrinsic
 def shifted(typing_context: Any, p: Any, n: Any) -> Any:
-    """The address n elements on."""
+    """Return the pointer p + n elements."""
     return _code(p(p, types.intp), lambda builder, p, n: builder.gep(p, [n]))
 
 
 @intrinsic
 def address(typing_context: Any, number: Any) -> Any:
-    """The float64 numbers at an address that is kept as an integer."""
+    """Convert an integer address to a pointer to float64 numbers."""
     target = types.CPointer(types.float64)
     return _code(target(types.int64), lambda builder, n: builder.inttoptr(n, ir.DoubleType().as_pointer()))
 
 
 @intrinsic
 def address_like(typing_context: Any, p: Any, number: Any) -> Any:
-    """The numbers at an address that is kept as an integer, of the type that p points to."""
+    """Convert an integer address to a pointer of the type of p."""
     pointer = _scalar(p.dtype).as_pointer()
     return _code(p(p, types.int64), lambda builder, p, n: builder.inttoptr(n, pointer))
 
 
 @intrinsic
 def add_at(typing_context: Any, p: Any, index: Any, value: Any) -> Any:
-    """p[index] += value, a float64 number, rounded to the type that p points to."""
+    """p[index] += value, where the float64 value is first rounded to the type that p points to."""
     single, scalar = p.dtype.bitwidth == 32, _scalar(p.dtype)
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -103,7 +103,7 @@ def add_at(typing_context: Any, p: Any, index: Any, value: Any) -> Any:
 
 @intrinsic
 def exponent_of(typing_context: Any, x: Any) -> Any:
-    """e with ½ ≤ x · 2^−e < 1, of a normal number."""
+    """Return e with ½ ≤ x · 2^−e < 1, for a normal number x."""
     whole = ir.IntType(64)
 
     def compute(builder: Any, x: Any) -> Any:
@@ -115,7 +115,7 @@ def exponent_of(typing_context: Any, x: Any) -> Any:
 
 @intrinsic
 def lane_sum(typing_context: Any, a: Any) -> Any:
-    """The sum of a vector's lanes, halves first, as a float64 number."""
+    """Sum of a vector's lanes, by adding halves, as a float64 number."""
 
     def compute(builder: Any, value: Any) -> Any:
         n, whole = a.lanes, ir.IntType(32)
@@ -131,7 +131,7 @@ def lane_sum(typing_context: Any, a: Any) -> Any:
 
 @intrinsic
 def load(typing_context: Any, p: Any, index: Any) -> Any:
-    """The vector at p[index], …, p[index + lanes − 1]."""
+    """Load the vector p[index], …, p[index + lanes − 1]."""
     vec, align = Vec(p.dtype), p.dtype.bitwidth // 8
 
     def compute(builder: Any, p: Any, index: Any) -> Any:
@@ -161,14 +161,14 @@ def _splat(builder: Any, vec: Vec, scalar: Any) -> Any:
 
 @intrinsic
 def splat(typing_context: Any, p: Any, index: Any) -> Any:
-    """The number p[index] in every lane."""
+    """Vector with the number p[index] in every lane."""
     vec, scalar = Vec(p.dtype), _scalar(p.dtype)
     return _code(vec(p, types.intp), lambda b, p, i: _splat(b, vec, b.load(b.gep(p, [i]), typ=scalar)))
 
 
 @intrinsic
 def constant(typing_context: Any, p: Any, value: Any) -> Any:
-    """A number in every lane, rounded to the type that p points to."""
+    """Vector with a number in every lane, rounded to the type that p points to."""
     vec = Vec(p.dtype)
 
     return _code(vec(p, types.float64), lambda builder, p, value: _spread(builder, vec, value))
@@ -176,7 +176,7 @@ def constant(typing_context: Any, p: Any, value: Any) -> Any:
 
 @intrinsic
 def constants(typing_context: Any, p: Any, values: Any) -> Any:
-    """A tuple of numbers, each in every lane, rounded to the type that p points to."""
+    """Tuple of vectors from a tuple of numbers, each in every lane and rounded to the type that p points to."""
     vec = Vec(p.dtype)
     result = types.UniTuple(vec, len(values))
 
@@ -188,16 +188,16 @@ def constants(typing_context: Any, p: Any, values: Any) -> Any:
 
 
 def _spread(builder: Any, vec: Vec, number: Any) -> Any:
-    """A float64 number in every lane."""
+    """Vector with a float64 number in every lane."""
     return _splat(builder, vec, builder.fptrunc(number, ir.FloatType()) if vec.dtype.bitwidth == 32 else number)
 
 
 Compute = Callable[..., Any]
-"""Writes code: (builder, vector type, vectors) → vector."""
+"""Writes the code of an operation: (builder, vector type, vectors) → vector."""
 
 
 def _elementwise(arity: int, compute: Compute) -> Any:
-    """A function of vectors of one type, some of which may be numbers."""
+    """Make a function of vectors of one type; some arguments may be numbers."""
 
     def apply(typing_context: Any, *arguments: Any) -> Any:
         vec = next(t for t in arguments if isinstance(t, Vec))
@@ -208,13 +208,13 @@ def _elementwise(arity: int, compute: Compute) -> Any:
 
         return vec(*(t if isinstance(t, Vec) else types.float64 for t in arguments)), codegen
 
-    names = ["context", *"abcd"[:arity]]  # Numba asks for them, and does not take a star here
+    names = ["context", *"abcd"[:arity]]  # Numba needs names here and accepts no *args
     apply.__signature__ = Signature([Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names])  # type: ignore[attr-defined]
     return intrinsic(apply)
 
 
 def _llvm(name: str) -> Compute:
-    """A function that LLVM has for vectors."""
+    """A vector function built into LLVM."""
 
     def compute(builder: Any, vec: Vec, *args: Any) -> Any:
         t = _vector(vec)
@@ -237,7 +237,7 @@ def _chosen(builder: Any, vec: Vec, a: Any, b: Any, yes: Any, no: Any) -> Any:
 
 
 def _two_to(builder: Any, vec: Vec, n: Any) -> Any:
-    """Adding 1.5·2^mantissa puts n into the low bits of a sum's representation, from where it goes to the exponent."""
+    """2^n: adding 1.5·2^mantissa puts n into the low bits of the sum, which are then shifted to the exponent."""
     bits = vec.dtype.bitwidth
     mantissa, bias = (23, 127) if bits == 32 else (52, 1023)
     integers = ir.VectorType(ir.IntType(bits), vec.lanes)
@@ -248,7 +248,7 @@ def _two_to(builder: Any, vec: Vec, n: Any) -> Any:
 
 
 def _polynomial(name: str) -> Any:
-    """Horner's rule with the coefficients of `polynomials`, by the dtype of the argument."""
+    """Polynomial by Horner's rule, with the coefficients of `polynomials` for the dtype of the argument."""
 
     def compute(builder: Any, vec: Vec, x: Any) -> Any:
         coefficients = getattr(polynomials, f"{name}_{vec.dtype.bitwidth}")
@@ -263,9 +263,9 @@ def _polynomial(name: str) -> Any:
 sqrt, absolute = _elementwise(1, _llvm("sqrt")), _elementwise(1, _llvm("fabs"))
 copysign = _elementwise(2, _llvm("copysign"))
 nearest = _elementwise(1, _llvm("rint"))
-"""The nearest whole number, ties to even."""
+"""The nearest integer, ties to even."""
 power_of_two = _elementwise(1, _two_to)
-"""2^n for whole n in the exponent's range."""
+"""2^n for an integer n in the exponent's range."""
 fma = _elementwise(3, _fma)
 """a · b + c with one rounding."""
 negated_fma = _elementwise(3, lambda builder, vec, a, b, c: _fma(builder, vec, builder.fneg(a), b, c))
@@ -274,7 +274,7 @@ maximum = _elementwise(2, _greater)
 positive = _elementwise(1, lambda builder, vec, a: _greater(builder, vec, a, constant_of(vec, 0.0)))
 """max(a, 0)."""
 where_less = _elementwise(4, _chosen)
-"""yes where a < b, else no."""
+"""`yes` where a < b, else `no`."""
 
 relu_g, relu_h = _polynomial("RELU_G"), _polynomial("RELU_H")
 acos_h, asin_s = _polynomial("ACOS_H"), _polynomial("ASIN_S")

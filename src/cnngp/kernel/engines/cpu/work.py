@@ -1,7 +1,7 @@
-"""What a compiled function is given, how it is called, and how it reads tables and writes maps.
+"""Arguments and calls of compiled functions, and their access to tables and maps.
 
-An operation works on a whole map and is given a `Work`. A row function applies a nonlinearity to one row of a map; it
-is given the same, and where the row is. LLVM takes a tuple apart into its fields, so passing one costs nothing.
+An operation works on a whole map and takes a `Work`. A row function applies a nonlinearity to one row of a map; it
+takes the same and the position of the row. LLVM splits a tuple into its fields, so passing one costs nothing.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .simd import constant, fma, lanes, load, splat, store
 class Work(NamedTuple):
     """Pointers to everything that an operation reads and writes.
 
-    A lane is a pair of images, or an image in the variance recursion. `own` is the table of the one row image, a number
-    an entry, or in the variance recursion the peaks of the lanes; `table` is that of the column images, a vector an
-    entry. `op` and `numbers` are the operation's row of the plan, `taps` and `panels` what all rows share; `frame` says
-    which images are worked on.
+    A lane is a pair of images, or an image in the variance recursion. `own` is the table of the row image, one number
+    per entry, or in the variance recursion the peaks of the lanes; `table` is that of the column images, one vector per
+    entry. `op` and `numbers` are the operation's row of the plan, `taps` and `panels` are shared by all rows; `frame`
+    locates the images being processed.
     """
 
     m: Any
@@ -39,10 +39,10 @@ class Work(NamedTuple):
 
 
 def signature(kind: Kind, function: Callable[..., None], dtype: str) -> tuple[Any, ...]:
-    """The types that a function takes: an operation (work), a row function (work, src, dst, n, own_at, at).
+    """Argument types of a function: an operation takes (work), a row function (work, src, dst, n, own_at, at).
 
-    src and dst are where the row's n vectors are read and written in the maps, own_at and at where its first location's
-    entries are in the tables. An entry says by its annotations what each of its integers is.
+    src and dst are the offsets in the maps where the row's n vectors are read and written, own_at and at the offsets of
+    its first location's entries in the tables. The annotations of an entry declare the meaning of its integers.
     """
     real, whole = types.CPointer(getattr(types, dtype)), types.CPointer(types.int64)
     double, i = types.CPointer(types.float64), types.intp
@@ -74,7 +74,7 @@ def call_row(typing_context: Any, address: Any, work: Any, src: Any, dst: Any, n
 
 @inlined
 def image_at(w: Any, image: int) -> Any:
-    """Where a row image's maps begin, and the operation's entries in its table."""
+    """Offsets of a row image's maps, and of the operation's entries in its table."""
     frame = w.frame
     own_at = frame[col.OWN_AT] + image * frame[col.OWN_STEP] + w.op[col.OWN_TABLE]
     return frame[col.BASE] + image * frame[col.MAP_STEP], own_at
@@ -82,14 +82,14 @@ def image_at(w: Any, image: int) -> Any:
 
 @inlined
 def factors(w: Any) -> Any:
-    """keep, scale and bias."""
+    """Return keep, scale and bias as vectors."""
     m, numbers = w.m, w.numbers
     return constant(m, numbers[col.KEEP]), constant(m, numbers[col.SCALE]), constant(m, numbers[col.BIAS])
 
 
 @inlined
 def entry_of_row(op: Any, r: int) -> int:
-    """Where the entries of a map's row r are, from the first place of the map; rows are counted through all planes."""
+    """Offset of the entries of a map's row r from its first location; rows are counted through all planes."""
     if op[col.A0] == 1:
         return r * op[col.TABLE_ROW]  # type: ignore[no-any-return]
     return (r // op[col.B0]) * op[col.TABLE_PLANE] + (r % op[col.B0]) * op[col.TABLE_ROW]  # type: ignore[no-any-return]
@@ -97,19 +97,19 @@ def entry_of_row(op: Any, r: int) -> int:
 
 @inlined
 def own_entry(w: Any, at: int, both: bool) -> Any:
-    """An entry of the row image's table for all lanes; where `both`, of each column image's own table."""
+    """Entry of the row image's table in all lanes; with `both`, of each column image's own table."""
     return load(w.table, at * lanes(w.table)) if both else splat(w.own, at)
 
 
 @inlined
 def entry(w: Any, at: int) -> Any:
-    """An entry of the column images' tables."""
+    """Entry of the column images' tables."""
     return load(w.table, at * lanes(w.table))
 
 
 @inlined
 def entry_product(w: Any, own_at: int, at: int, both: bool) -> Any:
-    """The product of the two images' entries."""
+    """Product of the two images' entries."""
     return own_entry(w, own_at, both) * entry(w, at)
 
 

@@ -1,1 +1,1 @@
-"""The CUDA engine: a program becomes text, the text becomes a kernel on a card."""
+"""The CUDA engine: a program is written as CUDA text and compiled to a kernel for the GPU."""

@@ -1,6 +1,6 @@
-"""One card with compiled kernels: `tables` for images, `pairs` for a tile of the matrix, `self_pairs` for gradients.
+"""One GPU with compiled kernels: `tables` for images, `pairs` for a tile of the matrix, `self_pairs` for gradients.
 
-The compiled code is kept in CuPy's cache on disk, under a hash of its source.
+CuPy caches the compiled code on disk under a hash of its source.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from cnngp.common.tiles import Tile
 from .cuda_source import CudaSource
 from .kernel_frame import Launch
 
-NEVER = -(1 << 40)  # a `below` that leaves no pair out
-MEMORY_SHARE = 0.6  # of the free memory, for table rows and tiles
+NEVER = -(1 << 40)  # a `below` that excludes no pair
+MEMORY_SHARE = 0.6  # share of the free memory for table rows and tiles
 
 
 class Card:
-    """A card, its memory and its kernels; arrays are those of `xp`, which is CuPy. Works `with card.current():`."""
+    """A GPU, its memory and its kernels; `xp` is CuPy. Use it inside `with card.current():`."""
 
     def __init__(self, device: int, source: CudaSource, panels: NDArray[np.float64]) -> None:
         self.xp, self.device, self.source = devices.require_card(), device, source
@@ -43,7 +43,7 @@ class Card:
 
     @cached_property
     def functions(self) -> dict[str, Any]:
-        """The kernels, compiled when first asked for."""
+        """The kernels, compiled at first use."""
         module = self.xp.RawModule(code=self.source.text, options=("-std=c++17",))
         found = {name: module.get_function(name) for name in self.source.launches}
         for name, function in found.items():
@@ -53,19 +53,19 @@ class Card:
 
     @cached_property
     def numbers(self) -> dict[str, Any]:
-        """The panels of series, and the program's numbers, on the card."""
+        """The panels of series and the program's numbers, on the GPU."""
         return {name: self.xp.asarray(values) for name, values in self._numbers.items()}
 
     def fixed_bytes(self) -> int:
-        """Memory that work takes for however few images: the program's numbers, if not there yet, and scratch.
+        """Memory needed for any number of images: the program's numbers, unless already there, and scratch.
 
-        That is of one block, of the four launches that can be in flight.
+        The scratch is that of one block, for each of the four launches that can be in flight.
         """
         numbers = 0 if "numbers" in self.__dict__ else sum(a.nbytes for a in self._numbers.values())
         return numbers + 4 * max(launch.scratch for launch in self.source.launches.values())
 
     def tables(self, X: Any) -> tuple[Any, Any, Any]:
-        """Rows (N, row), peaks (N, nonlinearities), and K(x, x) (1, N), with Θ(x, x) behind it where that is made."""
+        """Table rows (N, row), peaks (N, nonlinearities), and K(x, x) (1, N), or with Θ(x, x) as second row (2, N)."""
         x, n, data = self.xp.ascontiguousarray(self.xp.asarray(X), dtype=self.dtype), len(X), self.source.data
         rows, peaks = self.xp.empty((n, data.layout.row), self.dtype), self.xp.zeros((n, data.sites), np.float64)
         diagonals = self.xp.empty((1 + data.tangents, n), np.float64)
@@ -73,9 +73,9 @@ class Card:
         return rows, peaks[:, : len(data.program.activations)], diagonals
 
     def pairs(self, first: Any, second: Any, places: Sequence[Any], ld: int, below: int) -> None:
-        """K of rows `first` and `second` into the first of these matrices, and transposed into the next.
+        """Write K of rows `first` and `second` to the first of the matrices `places`, and transposed to the second.
 
-        All have `ld` entries a row. Of kind "ntk" there are two more for Θ. What is None is not written.
+        All have `ld` entries per row. For kind "ntk" there are two more for Θ. None is not written.
         """
         n, m = len(first), len(second)
         out, mirror, *others = (np.uint64(0) if a is None else a for a in places)
@@ -85,9 +85,9 @@ class Card:
     def phases(
         self, first: Any, second: Any, weights: Any, shares: tuple[Any, Any], sums: Any
     ) -> Callable[[int], None]:
-        """Launcher of a gradient's pairs (walk/walk_kernels.py): call it with one phase after the other.
+        """Launcher of a gradient's pairs (walk/walk_kernels.py): call it with one phase after another.
 
-        Where both `shares` are the same array, the pairs are of one set of images.
+        If both `shares` are the same array, the pairs are of one set of images.
         """
         n, m = weights.shape
         one_set = shares[0] is shares[1]
@@ -96,7 +96,7 @@ class Card:
         return lambda phase: launch(*before, np.int32(phase), *behind)
 
     def self_pairs(self, rows: Any, seeds: NDArray[np.float64], shares: Any) -> tuple[Any, Any]:
-        """The sums of each image, (N, slots), and the gradients of its pixels, (N, pixels), or (N, 0) of none."""
+        """Sums of each image, (N, slots), and the gradients by its pixels, (N, pixels), or (N, 0) if not needed."""
         n, data, backward = len(rows), self.source.data, self.source.backward
         sums, peaks = self.xp.empty((n, backward.slots), np.float64), self.xp.zeros((n, data.sites), np.float64)
         pixels = self.xp.empty((n, backward.pixels), np.float64)
@@ -104,9 +104,9 @@ class Card:
         return sums, pixels
 
     def _launcher(self, name: str, wanted: int) -> Callable[..., None]:
-        """Launcher of a kernel, with what it is `given` behind its arguments.
+        """Launcher of a kernel, which appends the arrays `given` to its arguments.
 
-        Asking the card for its memory takes longer than a short launch, so it is asked once.
+        Querying the GPU's memory takes longer than a short launch, so it is done once.
         """
         how, function = self.source.launches[name], self.functions[name]
         blocks = self._blocks(wanted, how)
@@ -119,7 +119,7 @@ class Card:
         return launch
 
     def _blocks(self, wanted: int, how: Launch) -> int:
-        """Number of blocks: one for each piece of work, or as many as walk over the work with scratch of their own."""
+        """Number of blocks: one per piece of work, or as many as can loop over the work with their own scratch."""
         if not how.resident:
             return wanted
         processors = self.xp.cuda.Device(self.device).attributes["MultiProcessorCount"]
@@ -129,14 +129,14 @@ class Card:
 
 
 class Bands:
-    """The table rows of one or two sets of images on a card, band by band."""
+    """Table rows of one or two sets of images on a GPU, computed and cached band by band."""
 
     def __init__(self, card: Card, X: Any, Z: Any, side: int) -> None:
         self.card, self.sets, self.side = card, (X, Z), side
         self._kept: dict[tuple[int, int], Any] = {}
 
     def of(self, tile: Tile) -> tuple[Any, Any]:
-        """Table rows of a tile's rows and of its columns, from before where they are kept."""
+        """Table rows of a tile's rows and of its columns, from the cache if they are there."""
         keys = (0, tile.rows.start), (int(self.sets[0] is not self.sets[1]), tile.columns.start)
         card, size = self.card, self.side * self.card.source.data.layout.row * self.card.dtype.itemsize
         for which, start in keys:

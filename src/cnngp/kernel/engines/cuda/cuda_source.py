@@ -1,14 +1,14 @@
-"""program → CUDA text: a pure function, so it is tested, read and cached without a card.
+"""Generation of CUDA text from a program: a pure function, so it is tested, read and cached without a GPU.
 
-The text has a kernel `tables`, which runs the variance recursion of each image in float64 and leaves its table row, and
-a kernel `pairs`, which computes K for a tile of pairs. There are four ways to write `pairs`, chosen by the shapes:
+The text has a kernel `tables`, which runs the variance recursion of each image in float64 and writes its table row, and
+a kernel `pairs`, which computes K for a tile of pairs. There are four kinds of `pairs`, chosen by the shapes:
 
     warp    maps up to 32 wide, in registers, the whole network in one launch (warp/)
     dense   one location: a matrix product, then scalars (dense_kernel.py)
     sheets  with pools: one image against shifted copies of the other (sheets/)
     walk    any other network, operation by operation (walk/)
 
-A gradient's text walks too; it has a third kernel, for images with themselves.
+A gradient's text is of the kind `walk`, with further kernels for its pairs and for images with themselves.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ Path = Literal["warp", "dense", "sheets", "walk"]
 
 @dataclass(frozen=True)
 class CudaSource:
-    """The text of a program's kernels, the program's numbers, and how each kernel is launched.
+    """The text of a program's kernels, the program's numbers, and the launch parameters of each kernel.
 
-    `primitives` and `body` together are the text; a test on a CPU replaces the first.
+    The text is `primitives` and `body` together; a test on a CPU replaces the first.
     """
 
     path: Path
@@ -62,13 +62,13 @@ class CudaSource:
 
     @property
     def backward(self) -> BackwardData:
-        """Shares and sums of a gradient."""
+        """Data of a gradient's shares and sums."""
         assert self.data.backward is not None
         return self.data.backward
 
     @property
     def content(self) -> bytes:
-        """All that the results depend on."""
+        """Everything on which the results depend, as bytes."""
         return self.text.encode() + self.data.ints.tobytes() + self.data.reals.tobytes()
 
 
@@ -80,11 +80,11 @@ def generate(
     shared_limit: int = SHARED_LIMIT,
     launch_shape: tuple[int, int, int, int] | None = None,
 ) -> CudaSource:
-    """The CUDA source of a program in float32 or float64.
+    """Write the CUDA source of a program in float32 or float64.
 
-    `shared_limit` is what a block may have of the card's shared memory, in bytes. `series` says, for each site of an
-    Elementwise, which rows of its series the images need (see series/packed.py). `path` and `launch_shape`
-    override the choice, for tests and measurements.
+    `shared_limit` is the shared memory available to a block, in bytes. `series` gives, for each site of an Elementwise,
+    the rows of its series that the images need (see series/packed.py). `path` and `launch_shape` override the choice,
+    for tests and measurements.
 
     >>> from cnngp import zoo
     >>> from cnngp.kernel.program import lower
@@ -125,9 +125,9 @@ def generate_gradient(
     series: Mapping[int, Rows] | None = None,
     shared_limit: int = SHARED_LIMIT,
 ) -> CudaSource:
-    """The CUDA source of a gradient; arguments as those of `generate`."""
+    """Write the CUDA source of a gradient; the arguments are those of `generate`."""
     real, rows = _real(dtype), series or {}
-    # Room for all terms of a series and their derivatives, whatever the images need: the text stays.
+    # Room for all terms of a series and their derivatives, so that the text does not depend on the images.
     terms = {at: 2 * sum(map(len, each.every)) for at, each in rows.items()}
     data = ProgramData(reverse.program, TableLayout.of(reverse.program, terms), rows, reverse)
     pairs, launch = pairs_kernel(data, real, shared_limit)
@@ -138,7 +138,7 @@ def generate_gradient(
 def _source(
     path: Path, real: str, data: ProgramData, kernels: str, launches: dict[str, Launch], shared_limit: int
 ) -> CudaSource:
-    """The parts of a text one after the other: formulas, what kernels share, and the kernels."""
+    """Join the parts of a text: formulas, code that kernels share, and the kernels."""
     formula = formulas(real, [layer for layer, _ in data.layers], data.tangents, data.backward is not None)
     tables, launch = tables_kernel(data, shared_limit)
     body = f"#define ALL 0xffffffffu\n\n{formula}\n{common(data, path == 'walk')}\n{tables}{kernels}"

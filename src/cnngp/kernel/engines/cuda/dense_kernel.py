@@ -1,7 +1,7 @@
 """The pair kernel for inputs with one location: a matrix product of the features, then a scalar network.
 
-Library matrix products choose their order of summation by the shape of the whole matrix; here K[i, j] must depend on
-the two images alone, so the product is summed in a fixed order: channels in groups of `DEPTH`, then the groups.
+Library matrix products choose their order of summation by the shape of the whole matrix, but K[i, j] must depend on the
+two images alone. So the product is summed in a fixed order: channels in groups of `DEPTH`, then the groups.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .walk.program_data import ProgramData
 
 TILE = 64
 DEPTH = 16
-SIDE = 16  # threads along a side of a block; each has a square of TILE / SIDE pairs
+SIDE = 16  # threads along each side of a block; each computes a square of TILE / SIDE pairs
 
 
 def fits(program: Program) -> bool:
@@ -30,10 +30,10 @@ def fits(program: Program) -> bool:
 def scalar_network(
     registers: Registers, data: ProgramData, dtype: str, units: Sequence[float], start: Sequence[str] = ("K",)
 ) -> str:
-    """`network(K, t1, t2)`: steps on maps of one location, for two table rows.
+    """Write the function `network(K, t1, t2)`: steps on maps of one location, for two table rows.
 
-    `start` are the first maps' values: that of K, and perhaps another of an argument `T`. `units` are those of K and
-    perhaps of Θ, which is then left in an argument `theta`.
+    `start` are the values of the first maps: K, and optionally an argument `T`. `units` are those of K and optionally
+    of Θ, which is then returned in an argument `theta`.
     """
     steps = registers.steps
     names = {*range(len(start)), *(s.dst.name for step in steps for s in step.both)}
@@ -60,7 +60,7 @@ __device__ __noinline__ real network(real K, const real* __restrict__ t1, const 
 
 
 def _scalar(step: Step, data: ProgramData, dtype: str) -> str:
-    """keep · old + scale · f + bias as an expression."""
+    """Write keep · old + scale · f + bias as an expression."""
     op, a = step.op, step.activation
     value = f"m{step.src.name}"
     if a is not None:
@@ -85,7 +85,7 @@ def _scalar(step: Step, data: ProgramData, dtype: str) -> str:
 
 
 def dense_kernel(data: ProgramData, dtype: str) -> tuple[str, Launch]:
-    """The text; a block of SIDE × SIDE threads computes TILE × TILE pairs."""
+    """Write the kernel; a block of SIDE × SIDE threads computes TILE × TILE pairs."""
     program, layout = data.program, data.layout
     tangents = program.theta is not None
     units = (program.unit, program.theta_unit) if tangents else (program.unit,)

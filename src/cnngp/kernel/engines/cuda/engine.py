@@ -1,11 +1,11 @@
-"""The GPU engines: matrices, and gradients, in tiles on every card there is.
+"""The GPU engines: matrices and gradients, in tiles on all GPUs.
 
 cuda_source.py writes the code, and card.py compiles and launches it.
 
-Of a gradient a tile's pairs give to the variances of its images, and the images with themselves take that on to the
-parameters. All of it is linear in G, so every tile is complete by itself; what it gives is added up on the host in the
-order of the tiles, whichever card had them. Numbers are the same in every run, as long as there is memory for the same
-tiles.
+For a gradient, a tile's pairs give gradients by the variances of its images, which the images with themselves propagate
+to the parameters. All of this is linear in G, so every tile is complete by itself; the contributions are added on the
+host in the order of the tiles, whichever GPU computed them. Results are the same in every run, as long as there is
+memory for the same tiles.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from .cuda_source import CudaSource, Path, generate, generate_gradient
 
 VERSION = 3
 KINDS: tuple[Kind, ...] = ("nngp", "ntk")
-"""Order in which results stand side by side."""
+"""Order of the results of one pass."""
 MAX_TILE, MAX_GRADIENT_TILE = 16384, 1024
-# Map elements that one launch may compute, so that it takes about a second and progress can be shown.
+# Map elements of one launch, at most, so that it takes about a second and progress can be shown.
 LAUNCH_ELEMENTS = {"warp": 8e11, "dense": 2e11, "sheets": 6e11, "walk": 1e10}
-# Those that gradients work on between two reports of progress, about a second's work.
+# Map elements of a gradient between two progress reports, about a second's work.
 REPORT_ELEMENTS = 2e9
 
 Array = NDArray[np.float64]
 
 
 class CudaEngine:
-    """Runs one program on the cards. See `Engine` for what it offers.
+    """Runs one program on GPUs; see `Engine`.
 
-    `devices` names the cards, by default all; `tile` is the side of a tile, by default what memory and time suggest.
-    `path` and `launch_shape` override the choices of `generate`, for tests and measurements. `write` stands in its
-    place: it gives the source for series of some lengths and so much shared memory.
+    `devices` are the numbers of the GPUs, by default all; `tile` is the side of a tile, chosen from memory and time by
+    default. `path` and `launch_shape` override the choices of `generate`, for tests and measurements. `write` replaces
+    `generate`: it returns the source for given series and shared memory.
     """
 
     name = "cuda"
@@ -78,7 +78,7 @@ class CudaEngine:
         self.identity = f"{self.name}-{VERSION}-{self.dtype.name}-sm{kind}-{text[:16]}"
 
     def cards(self, peaks: Array | None = None) -> list[Card]:
-        """The cards, with code for these variances: an Elementwise's series is as long as they need, and no longer."""
+        """Return the GPUs, with code for these variances: an Elementwise's series has only the rows that they need."""
         rows = self._series.rows(peaks)
         key = tuple(rows.values())
         if key not in self._cards:
@@ -87,16 +87,16 @@ class CudaEngine:
         return self._cards[key]
 
     def _cards_for(self, X: Any, Z: Any) -> list[Card]:
-        """The cards with code for the variances of these images."""
+        """Return the GPUs with code for the variances of these images."""
         sets = [X] if Z is None else [X, Z]
         return self.cards(np.max([self._diagonals(x)[1] for x in sets], axis=0) if self._series.sites else None)
 
     def diagonal(self, X: Any) -> Array:
-        """The kernel of each image with itself, in float64. Raises `RangeError`."""
+        """Kernel of each image with itself, in float64. Raises `RangeError`."""
         return self._diagonals(X)[0][self.program.kind]
 
     def _diagonals(self, X: Any) -> tuple[dict[Kind, Array], Array]:
-        """K(x, x) and perhaps Θ(x, x), and the largest variance of all images at each nonlinearity."""
+        """K(x, x), Θ(x, x) if computed, and the largest variance of all images at each nonlinearity."""
         card = self.cards()[0]
         with card.current():
             step = self._side(card, len(X))
@@ -110,18 +110,18 @@ class CudaEngine:
         return found, check_range(self.program, self.dtype, self._series, largest, found["nngp"], found.get("ntk"))
 
     def _side(self, card: Card, images: int, matrices: int = 1, reserved: int = 0) -> int:
-        """The side of a tile of some matrices: all images, unless memory or time speaks against it.
+        """Side of a tile of this many matrices: all images, unless memory or time limits it.
 
-        So many entries are `reserved` for the results.
+        `reserved` is the number of entries set aside for the results.
         """
         item, data = self.dtype.itemsize, card.source.data
         most = min(MAX_TILE, math.sqrt(LAUNCH_ELEMENTS[card.source.path] / max(1, self._elements)))
-        # Two bands of rows and the images of one; of each matrix four tiles: two in flight, each with its mirror image.
+        # Two bands of rows and the images of one; for each matrix four tiles: two in flight, each with a mirror image.
         band = item * (2 * data.layout.row + data.pixels) + 8 * (data.sites + 2)
         return self._side_for(card, images, most, band, 4 * item * matrices, reserved * item)
 
     def _side_for(self, card: Card, images: int, most: float, band: float, entry: float, reserved: int = 0) -> int:
-        """The side of tiles that take `band` bytes an image and `entry` bytes a pair, and are no larger than `most`."""
+        """Side of tiles that take `band` bytes per image and `entry` bytes per pair, at most `most`."""
         if self._tile is not None:
             return self._tile
         budget = MEMORY_SHARE * (card.free_bytes() - card.fixed_bytes() - reserved)
@@ -145,7 +145,7 @@ class CudaEngine:
         return K, theta
 
     def _matrices(self, X: Any, Z: Any | None, kinds: Sequence[Kind], output: Output, advance: Advance) -> list[Any]:
-        """The matrices of these kinds, from one pass over the pairs; of one set of images where Z is None."""
+        """Compute the matrices of these kinds in one pass over the pairs; Z is None for one set of images."""
         diagonals: dict[Kind, Array] = {}
         if Z is None:
             diagonals, peaks = self._diagonals(X)
@@ -170,21 +170,21 @@ class CudaEngine:
 
 
 class Job:
-    """One card's share of a matrix: its bands of table rows, and tiles on their way to the host.
+    """One GPU's share of a matrix: its bands of table rows, and tiles on their way to the host.
 
-    `outs` are the matrices of K and Θ, None for one that is not asked for.
+    `outs` are the matrices of K and Θ, None for one that is not needed.
     """
 
     def __init__(self, card: Card, bands: Bands, outs: Sequence[Any], on_host: bool) -> None:
         self.card, self.bands, self.outs, self.on_host = card, bands, outs, on_host
 
     def run(self, tiles: Iterable[Tile], tell: Tell) -> None:
-        """Tiles one after the other; a tile is copied to the host while the next one is computed."""
+        """Compute tiles one after another; each is copied to the host while the next one is computed."""
         cuda = self.card.xp.cuda
         with self.card.current():
             stream, copies = cuda.Stream(non_blocking=True), cuda.Stream(non_blocking=True)
             waiting: tuple[Tile, list[Any], Any] | None = None
-            cuda.get_current_stream().synchronize()  # inputs may come from work in flight
+            cuda.get_current_stream().synchronize()  # inputs may depend on work in flight
             try:
                 with stream:
                     for tile in tiles:
@@ -195,7 +195,7 @@ class Job:
                     if waiting is not None:
                         self._finish(*waiting, copies, tell)
             finally:
-                stream.synchronize()  # whatever ended it: memory that is still written to must not be given back
+                stream.synchronize()  # also after an error: memory that is still written must not be freed
 
     def _compute(self, tile: Tile) -> list[Any]:
         card, (n, m), i, j = self.card, tile.shape, tile.rows.start, tile.columns.start
@@ -238,8 +238,8 @@ class Job:
 
 
 class CudaGradient(CudaEngine):
-    """Gradients of one network on the cards, as `GradientEngine` gives them; and matrices, as slowly as gradients, but
-    from the same code, which is not compiled anew for other variances.
+    """Gradients of one network on GPUs, see `GradientEngine`; and matrices, as slowly as gradients, but from the same
+    code, which need not be compiled again for other variance parameters.
     """
 
     name = "cuda-gradient"
@@ -252,13 +252,13 @@ class CudaGradient(CudaEngine):
         self._pairs_a_report = max(1, int(REPORT_ELEMENTS / max(1, elements)))
 
     def gradient(self, X: Any, Z: Any | None, G: Array, advance: Advance = None) -> Gradient:
-        """Σ G ∂K/∂θ; without Z, of the matrix of X with both triangles and its diagonal."""
+        """Σ G ∂K/∂θ; without Z, for the whole matrix of X including its diagonal."""
         second = X if Z is None else Z
         cards = self._cards_for(X, Z)
         data, backward, item = cards[0].source.data, cards[0].source.backward, self.dtype.itemsize
         weights, diagonal, exponent = prepared(G, Z is None)
         with cards[0].current():
-            # Of the images of both sides pixels, a table row, shares, sums and gradients; and the tile's weights.
+            # For images of both sides: pixels, a table row, shares, sums and gradients; and the tile's weights.
             row = data.pixels + data.layout.row + backward.entries
             band = 2 * (item * row + 8 * (2 * backward.slots + backward.pixels + 2))
             side = self._side_for(cards[0], max(len(X), len(second)), MAX_GRADIENT_TILE, band, item)
@@ -270,7 +270,7 @@ class CudaGradient(CudaEngine):
         def run(card: Card, tiles: Iterable[Tile], tell: Tell) -> None:
             bands = Bands(card, X, second, side)
             with card.current():
-                card.xp.cuda.get_current_stream().synchronize()  # inputs may come from work in flight
+                card.xp.cuda.get_current_stream().synchronize()  # inputs may depend on work in flight
                 for tile in tiles:
                     seeds = diagonal[tile.rows] * tile.on_diagonal
                     parts = self._parts(bands, tile, weights[tile.rows, tile.columns], seeds, tell)
@@ -279,14 +279,14 @@ class CudaGradient(CudaEngine):
         share(cards, todo, run, advance)
         shares = [
             (name, factor * float(value))
-            for parts, value in zip(backward.shares, sums, strict=False)  # one sum is there in any case
+            for parts, value in zip(backward.shares, sums, strict=False)  # there is always at least one sum
             for name, factor in parts
         ]
         pixels = (of_x, None if Z is None else of_z) if backward.pixels else (None, None)
         return finished(self.program, shares, pixels[0], pixels[1], exponent)
 
     def _parts(self, bands: Bands, tile: Tile, weights: Array, seeds: Array, tell: Tell) -> list[Array]:
-        """What a tile gives to the sums, to the pixels of its row images and to those of its column images, if others.
+        """Contributions of a tile to the sums, to the pixels of its row images and, off the diagonal, of its columns.
 
         `seeds` are the weights of its row images with themselves.
         """
@@ -304,7 +304,7 @@ class CudaGradient(CudaEngine):
         waiting = 0
         for phase in range(max(n, m)):
             launch(phase)
-            # Of one set of images half of a phase, without the pairs of an image with itself.
+            # With one set of images only half of a phase counts, without the pairs of an image with itself.
             waiting += (n - (n % 2 or phase % 2 == 0)) // 2 if tile.on_diagonal else min(n, m)
             if waiting >= self._pairs_a_report:
                 xp.cuda.get_current_stream().synchronize()
@@ -317,7 +317,7 @@ class CudaGradient(CudaEngine):
 
 
 class _InOrder:
-    """Adds up what tiles give, in their order: what comes early waits for the tiles before it."""
+    """Adds the contributions of tiles in the order of the tiles; early ones wait for the tiles before them."""
 
     def __init__(self, tiles: Sequence[Tile]) -> None:
         self._waiting = deque(tiles)
@@ -325,7 +325,7 @@ class _InOrder:
         self._lock = threading.Lock()
 
     def add(self, tile: Tile, parts: list[tuple[Array, Array]]) -> None:
-        """Parts of a tile, each with the total that it belongs to."""
+        """Add the parts of a tile, each given with the total that it belongs to."""
         with self._lock:
             self._early[tile] = parts
             while self._waiting and self._waiting[0] in self._early:

@@ -1,7 +1,7 @@
-"""What kernels of every kind share: how they are launched, the layout of an image's table row, and the writer of lines.
+"""Common parts of all kernels: launch parameters, the layout of an image's table row, and the writer of code lines.
 
 A table row holds, for one image, its pixels and then the numbers that each nonlinearity needs, in the order in which
-the pair kernel reads them. Kernels in which a lane walks down a column read `vector` rows at once (16 bytes), so there
+the pair kernel reads them. Kernels in which a lane walks down a column read `vector` rows at once (16 bytes), so their
 element (r, c) of a plane of width W is at ((r / vector)·W + c)·vector + r % vector.
 """
 
@@ -18,8 +18,8 @@ from .formula_text.device_functions import text_of
 from .formula_text.formula_writer import literal
 
 SHARED_LIMIT = 227 * 1024
-"""Bytes of shared memory that a block may have on an H100 or H200."""
-# Behind the other arguments of `pairs` in programs of a tangent kernel.
+"""Bytes of shared memory available to a block on an H100 or H200."""
+# Further arguments of `pairs` in programs of a tangent kernel.
 THETA_ARGUMENTS = ", real* __restrict__ theta, real* __restrict__ theta_mirror"
 
 
@@ -27,9 +27,9 @@ THETA_ARGUMENTS = ", real* __restrict__ theta, real* __restrict__ theta_mirror"
 class Launch:
     """Threads of a block, its bytes of dynamic shared memory, and its bytes of scratch in global memory.
 
-    A block of `pairs` covers `rows` × `columns` pairs. Where a multiprocessor should hold `resident` blocks, they walk
-    over the work; 0: each has its own. `given` is what stands behind a kernel's arguments: scratch memory, and by name
-    what `Card.numbers` has.
+    A block of `pairs` covers `rows` × `columns` pairs. With `resident` > 0 a multiprocessor should hold that many
+    blocks, which loop over the work; with 0 each block has its own piece. `given` names the arrays that follow a
+    kernel's arguments: scratch memory, and entries of `Card.numbers`.
     """
 
     threads: int
@@ -41,7 +41,7 @@ class Launch:
     given: tuple[str, ...] = ()
 
     def blocks(self, n: int, m: int) -> int:
-        """The blocks that cover n × m pairs, where each has its own."""
+        """Number of blocks that cover n × m pairs, if each has its own."""
         return -(-n // self.rows) * -(-m // self.columns)
 
 
@@ -66,26 +66,26 @@ class Site:
 
 @dataclass(frozen=True)
 class TableLayout:
-    """The input's planes are its channels. `row` is the length of a table row."""
+    """Layout of a table row of length `row`. The planes of `input` are its channels."""
 
     vector: int
     input: Site
     sites: dict[int, Site]
     row: int
     fold: int = 0
-    """Maps of an even width from this one on lie folded: a lane holds two columns. 0: none do."""
+    """Maps of an even width from this one on are folded: a lane holds two columns. 0: none are."""
     align: int = 1
     """Rows of `vector` rows are padded to a multiple of this many columns."""
     second: dict[int, int] = field(default_factory=dict)
-    """Where an image read as the second one has its numbers, if elsewhere: by site, and its pixels under `PIXELS`."""
+    """Offsets of the numbers of an image read as the second one, if different: by site, and `PIXELS` for its pixels."""
     cycles: dict[int, int] = field(default_factory=dict)
-    """Those of a `Chain` (sheets/sheet_chain.py)."""
+    """`cycles` of a `Chain` (sheets/sheet_chain.py)."""
 
     def folds(self, shape: Shape) -> bool:
         return folds(shape, self.fold)
 
     def held(self, shape: Shape) -> Shape:
-        """A map's shape as rows of registers and columns of lanes; folded, element (r, c) is at (2r + c % 2, c / 2)."""
+        """Shape of a map as rows of registers and columns of lanes; if folded, (r, c) is at (2r + c % 2, c / 2)."""
         return held(shape, self.fold)
 
     def pitch(self, width: int) -> int:
@@ -101,7 +101,7 @@ class TableLayout:
         fold: int = 0,
         align: int = 1,
     ) -> TableLayout:
-        """`series`: how many numbers an Elementwise keeps at its site for the terms of its series."""
+        """Make the layout of a program. `series`: the number of table entries at a site for the terms of its series."""
         end = 0
 
         def site(count: int, shape: Shape) -> Site:
@@ -119,7 +119,7 @@ class TableLayout:
 
 
 class Writer:
-    """Lines of a kernel's body, and the helpers that they call."""
+    """Collects the lines of a kernel's body and the helper functions that they call."""
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
@@ -133,7 +133,7 @@ class Writer:
 
     @contextmanager
     def block(self, *head: str) -> Iterator[None]:
-        """Lines that end in a brace, with what is put inside, and the closing brace."""
+        """Put lines that open a brace, then what is put inside the context, then the closing brace."""
         self.put(*head)
         self.depth += 1
         yield
@@ -141,7 +141,7 @@ class Writer:
         self.put("}")
 
     def define(self, key: object, prefix: str, text: str) -> str:
-        """The name of a helper, written once however often it is used; `NAME` in the text stands for it."""
+        """Return the name of a helper, which is written only once; it replaces `NAME` in the text."""
         if key not in self.functions:
             name = f"{prefix}_{sum(n.startswith(prefix + '_') for n in self.functions.values())}"
             self.functions[key] = name
@@ -149,7 +149,7 @@ class Writer:
         return self.functions[key]
 
     def array(self, prefix: str, kind: str, values: tuple[object, ...]) -> str:
-        """The name of an array of constants."""
+        """Return the name of an array of constants."""
         text = f"{kind} NAME[{len(values)}] = {{{', '.join(map(str, values))}}};"
         return self.define((prefix, kind, values), prefix, text)
 
@@ -161,7 +161,7 @@ class Writer:
 
 
 def stores(K: str, tangents: bool, indent: str = " " * 8) -> str:
-    """Statements that write a pair's results; beside Θ, in `T`, K only where it is wanted."""
+    """Statements that write a pair's results: K, or with `tangents` Θ from `T`, and K only if it is needed."""
     lines = [f"out[i * ld + j] = {K};", f"if (mirror) mirror[j * ld + i] = {K};"]
     if tangents:
         lines = ["if (out) " + lines[0], *lines[1:], "theta[i * ld + j] = T;"]

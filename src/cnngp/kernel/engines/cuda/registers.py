@@ -1,4 +1,4 @@
-"""A program on registers: its steps, with maps that are renamed so that a result may replace what it was made from."""
+"""Register form of a program: its steps, with maps renamed so that a result may overwrite its source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cnngp.network.geometry import AxisSum
 
 @dataclass(frozen=True)
 class Map:
-    """A map held in registers: which array, its shape, and whether it is known not to be negative."""
+    """A map held in registers: the number of its array, its shape, and whether it is known to be nonnegative."""
 
     name: int
     shape: Shape
@@ -21,7 +21,7 @@ class Map:
 
 @dataclass(frozen=True)
 class Step:
-    """An operation on registers: `dst` is a fresh map or, with `op.keep`, the one that is added to."""
+    """An operation on registers: `dst` is a new map or, with `op.keep`, the map that is added to."""
 
     op: Op
     src: Map
@@ -29,9 +29,9 @@ class Step:
     live: frozenset[Map]
     """The maps that are needed after this step."""
     times: Map | None = None
-    """Map that a slope is multiplied with, beside `op.tangent.own` · src; None: nothing."""
+    """Map by which a slope is multiplied, besides `op.tangent.own` · src; None for zero."""
     beside: Step | None = None
-    """Step for Θ in the same pass: the slope's operation, on the same source, or the same sums."""
+    """Step for Θ in the same pass: the operation of the slope on the same source, or the same sums."""
 
     @property
     def activation(self) -> Activation | None:
@@ -50,20 +50,20 @@ class Step:
 
     @property
     def factor(self) -> Map | None:
-        """Map that goes in beside K: that which a slope is multiplied with, or where there is none the other source."""
+        """Map that is read besides K: the factor of a slope, or without a slope the source of the step for Θ."""
         if self.beside is not None and self.beside.op.tangent is None:
             return self.beside.src
         return (self.beside or self).times
 
     @property
     def read(self) -> frozenset[Map]:
-        """The maps that go into f, f' and the sums."""
+        """The maps that f, f' and the sums read."""
         return frozenset(m for s in self.both for m in (s.src, s.times) if m is not None)
 
 
 @dataclass(frozen=True)
 class Registers:
-    """A program on registers: the maps that it starts from, its steps, and the maps of K and, where asked for, Θ."""
+    """A program on registers: its initial maps, its steps, and the maps of K and optionally Θ."""
 
     starts: tuple[Map, ...]
     steps: tuple[Step, ...]
@@ -76,14 +76,14 @@ class Registers:
 
 
 def in_registers(program: Program, nonneg: bool = False, inputs: Sequence[int] | None = None) -> Registers:
-    """The program's steps, with maps renamed so that a result may replace what it was made from.
+    """Convert a program to steps on registers, with maps renamed so that a result may overwrite its source.
 
-    A program's buffers do not allow that, but registers do: code is straight-line and each map is a new set of values.
-    It saves registers, and it gives blocks that repeat the same names, so they can be one loop. An operation with a
-    slope and the one that follows with the nonlinearity itself are one step, which needs the maps of both at a time.
+    A program's buffers do not allow this, but registers do: code is straight-line and each map is a new set of values.
+    This saves registers, and repeated blocks get the same names, so they can be one loop. An operation with a slope and
+    the following one with the nonlinearity itself are one step, which needs the maps of both at once.
 
-    `inputs` are the buffers of the maps that are there at the start, where they are not the program's own: of K, and
-    perhaps another beside it. `nonneg`: that of K cannot be negative.
+    `inputs` are the buffers of the initial maps, if not the program's own input: K, and optionally another one.
+    `nonneg`: the initial K cannot be negative.
     """
     inputs = [program.input] if inputs is None and program.input is not None else inputs
     assert inputs is not None
@@ -115,12 +115,12 @@ def in_registers(program: Program, nonneg: bool = False, inputs: Sequence[int] |
         for i in reversed(group):
             name = bases.get(i)
             if name is None:
-                # Sums alone are done one after the other, Θ's first: they must leave the other source as it is.
+                # Sums alone run one after the other, Θ's first, which must not overwrite the other source.
                 kept = {maps[reads[group[-1]][0]].name} if i != group[-1] and ops[i].activation is None else set()
                 name = next(n for n in itertools.count() if n not in taken | kept)
                 taken.add(name)
             source, base, _ = reads[i]
-            positive = ops[i].tangent is None and (base is None or maps[base].nonneg)  # nothing is claimed of slopes
+            positive = ops[i].tangent is None and (base is None or maps[base].nonneg)  # slopes may have any sign
             sign = "of K" if (a := ops[i].activation) is None else a.formula.sign
             positive = positive and (sign == "nonnegative" or (sign == "of K" and maps[source].nonneg))
             made[i] = Map(name, ops[i].out_shape, positive)
@@ -137,7 +137,7 @@ def in_registers(program: Program, nonneg: bool = False, inputs: Sequence[int] |
 
 
 def _in_pairs(ops: Sequence[Op]) -> list[tuple[int, ...]]:
-    """The operations' indices in order, those for Θ together with the same for K right behind them."""
+    """Group the operations' indices, in order: an operation for Θ goes with the same operation for K right after it."""
     found: list[tuple[int, ...]] = []
     for i, op in enumerate(ops):
         before = ops[i - 1] if found and len(found[-1]) == 1 else None
@@ -160,9 +160,9 @@ def _in_pairs(ops: Sequence[Op]) -> list[tuple[int, ...]]:
 
 
 def _without_single_places(op: Op) -> Op:
-    """The operation with sums along axes of one place as a factor: there a window reads the same number k times, or 0.
+    """Replace sums along axes of one location by a factor: a window reads the same number k times, or not at all.
 
-    Circular, reflected and replicated padding copies the one place there is; a stride may jump over it.
+    Circular, reflected and replicated padding copies the only location; a stride may skip it.
     """
     if op.sums is None:
         return op

@@ -1,1 +1,1 @@
-"""Operations on whole maps: `box.py` for any shape, `window.py` faster for windows of neighbours, and `backward.py`."""
+"""Operations on whole maps: `box.py` for any shape, `window.py` for common windows, `backward.py` for gradients."""

@@ -1,8 +1,8 @@
-"""The backward step of a nonlinearity, over a whole map: g ← g + t · ∂f/∂K with t = scale · times, for `lanes` pairs.
+"""Backward steps over a whole map, for `lanes` pairs. For a nonlinearity g ← g + t · ∂f/∂K with t = scale · times.
 
-f reads three numbers, K and the two images' variances, so t goes three ways. What goes to a variance is added to its
-image's shares, without the factors that depend on that image alone: `still` multiplies by them later, once an image.
-Where a variance is 0 the two images count as equal (docs/gradients.md).
+f depends on three numbers, K and the two images' variances, so t is propagated to all three. The gradient by a variance
+is added to its image's shares, without the factors that depend on that image alone: `still` multiplies by them later,
+once per image. If a variance is 0, the two images count as equal (docs/gradients.md).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Operation = Callable[..., None]
 
 @inlined
 def maps_at(w: Any, r: int) -> Any:
-    """Where row r begins in the map that is read, in `times` and in the map that is written."""
+    """Offsets of row r in the map that is read, in `times` and in the map that is written."""
     at, L = r * w.op[col.C0], lanes(w.m)
     base = w.frame[col.BASE]
     return base + (w.op[col.SRC] + at) * L, base + (w.op[col.BACK_TIMES] + at) * L, base + (w.op[col.DST] + at) * L
@@ -31,13 +31,13 @@ def maps_at(w: Any, r: int) -> Any:
 
 @inlined
 def add_product(w: Any, share: int, a: Any, b: Any) -> None:
-    """a · b to a share of the second images."""
+    """Add a · b to a share of the second images."""
     at = w.frame[col.SHARES_AT] + share * lanes(w.m)
     store(w.m, at, fma(a, b, load(w.m, at)))
 
 
 def back(code: int, both: bool) -> Operation:
-    """For pairs; where `both`, for images with themselves at two places."""
+    """Backward step of a nonlinearity for pairs; with `both`, for images with themselves at two locations."""
     begin, _, _, parts, _ = form(code, both)
     twice_rounded = code == col.SERIES
 
@@ -77,9 +77,9 @@ def back(code: int, both: bool) -> Operation:
 
 
 def still(code: int) -> Operation:
-    """For an image with itself at one place, where K is the variance: dV/dK, and what its shares have become.
+    """Backward step for images with themselves at one location, where K is the variance: dV/dK, and the shares.
 
-    In float64, an image a lane.
+    In float64, one image per lane.
     """
     if FAMILIES[code - 1].whole:
         return whole_still
@@ -105,7 +105,7 @@ def still(code: int) -> Operation:
 
 
 def whole_still(w: Any) -> None:
-    """`still` where the table has t = 1/√mean of K (formulas/layer_norm.py): dV/dK(p) = t², and for all K − t⁴ V/n."""
+    """`still` if t = 1/√(mean of K) (formulas/layer_norm.py), so that each K affects all V: t² h − t⁴ Σ h K/n."""
     m, op, frame, L = w.m, w.op, w.frame, lanes(w.m)
     size, share = op[col.A0] * op[col.B0] * op[col.C0], frame[col.SHARES_AT] + op[col.SHARES] * L
     src, times, dst = maps_at(w, 0)
@@ -123,7 +123,7 @@ def whole_still(w: Any) -> None:
 
 
 def dot(w: Any) -> None:
-    """Of an operation without a nonlinearity."""
+    """Backward step of an operation without a nonlinearity."""
     m, op, numbers, L = w.m, w.op, w.numbers, lanes(w.m)
     scale = constant(m, numbers[col.SCALE])
     sums = address(w.frame[col.SUMS_AT])
@@ -140,7 +140,7 @@ def dot(w: Any) -> None:
 
 
 def total(w: Any) -> None:
-    """The sum over a map."""
+    """Add the sum over a map to the sums."""
     m, op, L = w.m, w.op, lanes(w.m)
     sums = address(w.frame[col.SUMS_AT])
     for r in range(op[col.A0] * op[col.B0]):
@@ -152,7 +152,7 @@ def total(w: Any) -> None:
 
 
 def pixels(both: bool) -> Operation:
-    """From the product of two images to their pixels, whose gradients stand behind the shares of their variances."""
+    """Backward step from the product of two images to their pixels, whose gradients follow the shares of variances."""
 
     def run(w: Any) -> None:
         m, op, frame, L = w.m, w.op, w.frame, lanes(w.m)

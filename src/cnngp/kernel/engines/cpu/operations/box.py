@@ -1,9 +1,9 @@
-"""Operations that work on any shape: box sums with every stride, dilation and padding, and operations without sums.
+"""Operations for any shape: box sums with every stride, dilation and padding, and operations without sums.
 
-dst ← keep · dst + scale · box(f(src)) + bias. What `window.py` does faster goes there. The ReLU needs no call for each
-row, and its value and slope take one pass: an operation with a tangent stands right before the one without that reads
-the same map and the same tables, and 1 − |cos θ| and its root, which both take, are most of the work. The row of the
-plan is then that of the operation with the tangent, and that of the other is the next.
+dst ← keep · dst + scale · box(f(src)) + bias. `window.py` has faster code for common windows. The ReLU needs no call
+per row, and its value and slope take one pass: an operation with a tangent comes right before the one without it that
+reads the same map and tables, and 1 − |cos θ| and its root, which both need, are most of the work. The plan's row is
+then that of the operation with the tangent, and the next row is that of the other.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from ..work import Work, call_row, entry_of_row, entry_product, factors, image_a
 
 
 def boxes(relu: bool) -> Callable[..., None]:
-    """The operation for box sums: of planes where there are several, then rows, then columns.
+    """Operation for box sums: over planes if there are several, then over rows, then over columns.
 
-    Rows are activated into a ring as needed, by a call unless it is the ReLU.
+    Rows are activated into a ring buffer as needed, inline for the ReLU and by a call otherwise.
     """
 
     @inlined
@@ -109,7 +109,7 @@ def boxes(relu: bool) -> Callable[..., None]:
 
 
 def pointwise(w: Any) -> None:
-    """An operation without sums."""
+    """Operation without sums."""
     m, op, frame, L = w.m, w.op, w.frame, lanes(w.m)
     keep, scale, bias = factors(w)
     row_size = op[col.C0] * L
@@ -128,9 +128,9 @@ def pointwise(w: Any) -> None:
 
 
 def product(both: bool) -> Callable[..., None]:
-    """Σ_c x_c x'_c for the places of a sheet, from the pixels at the head of the tables.
+    """Operation Σ_c x_c x'_c for the locations of a sheet, from the pixels at the start of the tables.
 
-    `both`: of images with themselves, where the tables of the column images are those of the row images too.
+    `both`: for images with themselves, where the tables of the column images serve as those of the row images too.
     """
 
     def run(w: Any) -> None:
@@ -161,7 +161,7 @@ def product(both: bool) -> Callable[..., None]:
 
 
 def fill(w: Any) -> None:
-    """dst ← keep · dst + bias: a sheet whose two locations share no weight."""
+    """Operation dst ← keep · dst + bias, for a sheet whose two locations share no weight."""
     m, op, frame, L = w.m, w.op, w.frame, lanes(w.m)
     zero = constant(m, 0.0)
     keep, scale, bias = factors(w)
@@ -176,13 +176,13 @@ def fill(w: Any) -> None:
 
 @inlined
 def relu_entries(w: Any, own_at: int, at: int, size: int) -> Any:
-    """p = ss' and q = 1/p at a location."""
+    """Return p = ss' and q = 1/p at a location."""
     return entry_product(w, own_at, at, False), entry_product(w, own_at + size, at + size, False)
 
 
 @inlined
 def relu_row(w: Any, src: int, dst: int, own_at: int, at: int) -> None:
-    """The ReLU of a row of a map, without a call, which on sheets is often longer than the row."""
+    """ReLU of a row of a map, inline: on sheets a call often takes longer than the row."""
     m, L, size = w.m, lanes(w.m), w.op[col.TABLE_SIZE]
     for c in range(w.op[col.C0]):
         p, q = relu_entries(w, own_at + c, at + c, size)
@@ -191,7 +191,7 @@ def relu_row(w: Any, src: int, dst: int, own_at: int, at: int) -> None:
 
 @inlined
 def relu_rows(w: Any, src: int, far: int, V: int, W: int, own_at: int, at: int) -> None:
-    """The ReLU's value and slope of a row of a map."""
+    """Value and slope of the ReLU for a row of a map."""
     m, L, size = w.m, lanes(w.m), w.op[col.TABLE_SIZE]
     mine = constant(m, w.numbers[col.OWN])
     for c in range(w.op[col.C0]):
@@ -204,13 +204,13 @@ def relu_rows(w: Any, src: int, far: int, V: int, W: int, own_at: int, at: int) 
 
 @inlined
 def next_operation(w: Any) -> Any:
-    """What the next operation is given."""
+    """Return the `Work` of the next operation."""
     op, numbers = shifted(w.op, col.COLUMNS), shifted(w.numbers, col.FLOATS)
     return Work(w.m, w.own, w.table, op, numbers, w.taps, w.panels, w.frame)
 
 
 def done(w: Any) -> None:
-    """The operation that the one before has done too."""
+    """Placeholder for an operation that ran together with the one before it."""
 
 
 def relu_map(w: Any) -> None:
@@ -222,7 +222,7 @@ def relu_map(w: Any) -> None:
     if rows * n == size:  # the map is all of the table: one row
         rows, n = 1, size
     for image in range(0, frame[col.IMAGES], 2):
-        two = image + 1 < frame[col.IMAGES]  # the last of an odd number goes with itself
+        two = image + 1 < frame[col.IMAGES]  # the last of an odd number is paired with itself
         far, own_far = (frame[col.MAP_STEP], frame[col.OWN_STEP]) if two else (0, 0)
         maps, own_at = image_at(w, image)
         for row in range(rows):
@@ -242,7 +242,7 @@ def relu_map(w: Any) -> None:
 
 
 def relu_maps(w: Any) -> None:
-    """Value and slope of operations without sums."""
+    """Value and slope of the ReLU for two operations without sums."""
     m, op, frame, L = w.m, w.op, w.frame, lanes(w.m)
     mine, value = constant(m, w.numbers[col.OWN]), next_operation(w)
     keep, scale, bias = factors(w)
@@ -264,9 +264,9 @@ def relu_maps(w: Any) -> None:
 
 
 def relu_total(tangent: bool) -> Any:
-    """The operation that sums a whole map of one plane: what a pool to one location takes of a sheet.
+    """Operation that sums the ReLU over a whole map of one plane, as a pool to one location does with a sheet.
 
-    Rows are summed apart: rounding does not grow with the number of rows times that of columns.
+    Rows are summed separately, so that rounding does not grow with the number of rows times that of columns.
     """
 
     def run(w: Any) -> None:

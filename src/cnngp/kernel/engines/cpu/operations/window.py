@@ -1,10 +1,10 @@
-"""Convolutions whose windows move by one column and one row: ReLU and box sum in one loop, two rows at a time.
+"""Convolutions with stride 1: ReLU and box sum in one loop, two rows at a time.
 
 The arithmetic of the ReLU and the loads and additions of the sums use different parts of a core, so they overlap. With
 B_j = V_2j + V_2j+1, seven rows that end at 2j are V_2j + B_j−1 + B_j−2 + B_j−3, and seven that end at 2j + 1 are
 B_j + B_j−1 + B_j−2 + V_2j−5: two loads for each output, and only the B and the odd rows are kept, so they stay in L1.
-Along a row the sums never leave the registers (`slide`). A window's size is a constant to the compiler, and each
-size is compiled when a network first uses it.
+Along a row the sums never leave the registers (`slide`). A window's size is a compile-time constant, and each size is
+compiled when a network first uses it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .box import next_operation, relu_entries, relu_row, relu_rows
 
 @inlined
 def ready_row(w: Any, r: int, src: int, fresh: int, own_at: int, entry: int) -> int:
-    """Where row r of f(map) is: made in `fresh`, or the map's own where there is no f."""
+    """Offset of row r of f(map): computed into `fresh`, or the map's own row if there is no f."""
     n = w.op[col.C0]
     row = src + r * n * lanes(w.m)
     if w.op[col.ACT] == col.NO_ACT:
@@ -39,7 +39,7 @@ def ready_row(w: Any, r: int, src: int, fresh: int, own_at: int, entry: int) -> 
 
 
 class Kept(NamedTuple):
-    """Where rows are kept: B_j and V_2j+1 of this turn, in place of the oldest, and the last three B."""
+    """Offsets of kept rows: B_j and V_2j+1 of this turn, which replace the oldest, and the last three B."""
 
     sum_at: int
     single_at: int
@@ -49,9 +49,9 @@ class Kept(NamedTuple):
 
 
 def sums_of_rows(height: int) -> tuple[Any, Any]:
-    """For windows of a height: (where rows are kept in turn j, the sums of a column's rows)."""
+    """For windows of a height, return functions for the offsets of kept rows in turn j and for the sums of rows."""
     sums, singles = col.kept_rows(height)
-    middle = (height - 2) // 2  # how many B are common to both rows of output
+    middle = (height - 2) // 2  # number of B that both output rows share
     odd = height % 2 == 1
 
     @inlined
@@ -66,7 +66,7 @@ def sums_of_rows(height: int) -> tuple[Any, Any]:
 
     @inlined
     def column(m: Any, Va: Any, Vb: Any, kept: Any, o: int) -> Any:
-        """The sums of rows that end at the first and at the second row, which are kept."""
+        """Return the sums of rows that end at the first and at the second row, and keep these two rows."""
         B = Va + Vb
         Sb = B
         if odd:
@@ -91,7 +91,7 @@ def sums_of_rows(height: int) -> tuple[Any, Any]:
 
 @intrinsic(prefer_literal=True)
 def empty_window(typing_context: Any, p: Any, k: Any) -> Any:
-    """The state of `slide` for windows of k ≥ 2 columns, a constant, with nothing but zeros so far."""
+    """Initial state of `slide` for windows of k ≥ 2 columns, a constant, after only zeros."""
     vec = Vec(p.dtype)
     state = types.UniTuple(vec, k.literal_value - 1)
 
@@ -103,7 +103,7 @@ def empty_window(typing_context: Any, p: Any, k: Any) -> Any:
 
 @intrinsic
 def slide(typing_context: Any, state: Any, S: Any) -> Any:
-    """Add a column; (sum of the last k columns, state).
+    """Add a column and return (sum of the last k columns, new state).
 
     The state is the last column and the last k − 2 sums P of two neighbours: seven columns are S + P + P + P and four
     are P + P, each P two columns before the other.
@@ -123,7 +123,7 @@ def slide(typing_context: Any, state: Any, S: Any) -> Any:
 
 
 def window(height: int, width: int) -> Callable[..., None]:
-    """The operation for windows of height × width, both at least 2."""
+    """Operation for windows of height × width, both at least 2."""
     sums, singles = col.kept_rows(height)
     kept_in, column = sums_of_rows(height)
 
@@ -140,7 +140,7 @@ def window(height: int, width: int) -> Callable[..., None]:
         single_rows = sum_rows + sums * row_size
         fresh = single_rows + singles * row_size
         unused = fresh + 2 * row_size
-        # One more than the columns before the first output: sums run one behind.
+        # One more than the columns before the first output, because sums lag one column behind.
         ready = op[col.COL_K] + op[col.COL_START]
         for image in range(frame[col.IMAGES]):
             maps, own_at = image_at(w, image)
@@ -196,17 +196,17 @@ def window(height: int, width: int) -> Callable[..., None]:
 
 
 def windows(height: int, width: int) -> Callable[..., None]:
-    """The operations for windows of height × width, both at least 2.
+    """Operation for the windows of a ReLU's value V and slope W, of height × width, both at least 2.
 
     Two rows are activated first and then summed, V and W one after the other: the windows of both at once would not fit
-    a core's registers.
+    into a core's registers.
     """
     sums, singles = col.kept_rows(height)
     kept_in, column = sums_of_rows(height)
 
     @inlined
     def sum_windows(w: Any, a: int, b: int, kept: Any, to_a: int, to_b: int, columns: int, begin: int) -> None:
-        """Add two activated rows to those that are kept, and write the two rows of windows that they complete."""
+        """Add two activated rows to the kept ones, and write the two output rows that they complete."""
         m, op, L = w.m, w.op, lanes(w.m)
         keep, scale, bias = factors(w)
         how, n, ready = op[col.WRITE], op[col.C0], op[col.COL_K] + op[col.COL_START] - 1
@@ -233,7 +233,7 @@ def windows(height: int, width: int) -> Callable[..., None]:
         first_output = op[col.FIRST_ROW] - after
         sum_rows = frame[col.SCRATCH]
         single_rows = sum_rows + sums * row_size
-        apart = (sums + singles) * row_size  # the rows of W lie so far behind those of V
+        apart = (sums + singles) * row_size  # distance from the rows of V to those of W
         fresh = sum_rows + 2 * apart
         unused = fresh + 4 * row_size
         nothing = col.POWERS * L  # the row of zeros

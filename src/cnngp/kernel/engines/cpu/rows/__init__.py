@@ -1,1 +1,1 @@
-"""Nonlinearities in compiled code: the formulas of kernel/formulas at a place of a map, and loops along a row of it."""
+"""Nonlinearities in compiled code: the formulas of kernel/formulas at one location, and loops along a row of a map."""

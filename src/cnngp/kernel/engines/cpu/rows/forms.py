@@ -1,10 +1,10 @@
-"""Nonlinearities in compiled code: the formulas of kernel/formulas at a place of a map, and loops along a row of it.
+"""Nonlinearities in compiled code: the formulas of kernel/formulas at one location, and loops along a row of a map.
 
-The functions that formulas are written in become operations on vectors, or on float64 numbers. A row function does
-`lanes` pairs at a time: f(K), or f'(K) · (T + own · K) for Θ; and the same for images with themselves at one place, in
-float64 and an image a lane, which makes the tables. Under a pool the variances also need images with themselves at two
-places: there `both` tables are the lanes'. An activation's entries are channel after channel, TABLE_SIZE apart.
-`work.py` says what a row function is given.
+The primitives of formulas become operations on vectors or on float64 numbers. A row function computes `lanes` pairs at
+a time: f(K), or f'(K) · (T + own · K) for Θ. The variants for images with themselves at one location, in float64 with
+one image per lane, also make the tables. With pools the variances also need images with themselves at two locations:
+then `both` tables are those of the lanes. The entries of an activation are TABLE_SIZE apart. `work.py` defines the
+arguments of a row function.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ LN2_LOW = math.log(2.0) - LN2_HIGH
 
 @inlined
 def turn(v: Any) -> Any:
-    """acos(1 − v)."""
+    """Return acos(1 − v)."""
     return sqrt(v) * simd.acos_h(v)
 
 
 @inlined
 def asin(x: Any, v: Any) -> Any:
-    """asin for |x| ≤ 1 with v = 1 − |x|: a series below 1/2, where relative accuracy counts, acos near 1."""
+    """asin for |x| ≤ 1 with v = 1 − |x|: a polynomial below 1/2, where relative accuracy matters, acos near 1."""
     size = absolute(x)
     far = negated_fma(sqrt(v), simd.acos_h(v), math.pi / 2.0)
     near = size * simd.asin_s(size * size)
@@ -51,7 +51,7 @@ def asin(x: Any, v: Any) -> Any:
 
 @inlined
 def exp_negative(x: Any) -> Any:
-    """e^x for x ≤ 0; below e^-80 the result is e^-80, far under any sum it enters."""
+    """Return e^x for x ≤ 0, but at least e^-80, which is negligible in every sum that it enters."""
     x = maximum(x, -80.0)
     n = simd.nearest(x * LOG2_E)
     r = negated_fma(n, LN2_HIGH, x)
@@ -61,11 +61,11 @@ def exp_negative(x: Any) -> Any:
 
 @inlined
 def one_minus_exp(y: Any) -> Any:
-    """1 − e^(−y)."""
+    """Return 1 − e^(−y)."""
     return where_less(y, 0.7, y * simd.expm1_y(y), 1.0 - exp_negative(0.0 - y))
 
 
-# What primitives become for numbers; those that are not here, and not in `simd` or above, are never asked for.
+# Implementations of primitives for numbers. Primitives neither here nor in `simd` nor above are never used.
 _OF_NUMBERS: dict[str, Any] = {
     "sqrt": math.sqrt,
     "maximum": inlined(lambda a, b: a if a > b else b),
@@ -78,7 +78,7 @@ _OF_NUMBERS: dict[str, Any] = {
 
 
 def _implement(primitive: Callable[..., Any], vector: Any, number: Any) -> None:
-    """Compiled code calls one function where an argument is a vector, and the other where none is."""
+    """Let compiled code call `vector` if an argument is a vector, else `number`."""
 
     def choose(*types: Any) -> Any:
         f = vector if any(isinstance(t, Vec) for t in types) else number
@@ -98,15 +98,15 @@ for _module in MODULES:
             _compiled(_function)
 
 
-# ---- at a place, and along a row ------------------------------------------------------------------------------------
+# ---- at one location, and along a row -------------------------------------------------------------------------------
 
 Row = Callable[..., None]
 
 
 class Form(NamedTuple):
-    """A nonlinearity at one location, as compiled functions of what `begin(w)` has made once for many of them.
+    """A nonlinearity at one location, as compiled functions of the result of `begin(w)`, computed once for many.
 
-    `own_at` and `at` are where the location's entries are in the tables; the rest is as in `Family`.
+    `own_at` and `at` are the offsets of the location's entries in the tables; the rest is as in `Family`.
     """
 
     begin: Any
@@ -117,7 +117,7 @@ class Form(NamedTuple):
 
 
 def form(code: int, both: bool) -> Form:
-    """The form of a family by its number."""
+    """Return the form of a family, by its number."""
     return Form(*series.form(both)) if code == col.SERIES else closed_form(FAMILIES[code - 1], both)
 
 
@@ -159,7 +159,7 @@ def value_row(code: int, both: bool) -> Row:
 
 
 def slope_row(code: int, both: bool) -> Row:
-    """T lies as far behind K as the plan says."""
+    """Row function of f'(K) · (T + own · K); the plan's TIMES is the distance from K to T."""
     begin, _, slope, *_ = form(code, both)
 
     def run(w: Any, src: int, dst: int, n: int, own_at: int, at: int) -> None:
@@ -173,10 +173,10 @@ def slope_row(code: int, both: bool) -> Row:
 
 
 def variance_row(code: int, slopes: bool) -> Row:
-    """f at correlation one; the image's numbers go to its table, the largest variance to the peaks.
+    """Row function of f at correlation one; also writes the image's table entries and the largest variance.
 
-    `slopes`: for gradients, which need more of an Elementwise. Formulas that take functions of the C library are
-    computed a number at a time: an image has one row where a pair has thousands.
+    `slopes`: for gradients, which need more entries of an Elementwise. Formulas that use functions of the C library are
+    computed one number at a time, because an image has one row where its pairs have thousands.
     """
     if code == col.SERIES:
         return series.variance_row(slopes)
@@ -217,7 +217,7 @@ def variance_row(code: int, slopes: bool) -> Row:
 
 
 def variance_slope_row(code: int) -> Row:
-    """f' at correlation one. The image's table is not yet written, so all comes from K; where that is 0 so is Θ."""
+    """Row function of f' at correlation one, from K because the table is not yet written; where K is 0, Θ is 0."""
     if code == col.SERIES:
         return series.variance_slope_row
     if FAMILIES[code - 1].whole:
@@ -236,9 +236,9 @@ def variance_slope_row(code: int) -> Row:
 
 
 def _whole_row(family: Family, slopes: bool) -> Row:
-    """`variance_row` and `variance_slope_row` of a family that takes the mean of K over all locations.
+    """`variance_row` and `variance_slope_row` for a family that uses the mean of K over all locations.
 
-    The first row, which comes before all others, makes the table of the whole map.
+    The first row, which runs before all others, makes the table of the whole map.
     """
     table, peak = family.table, family.peak
 

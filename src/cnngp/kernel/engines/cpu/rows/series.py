@@ -1,10 +1,10 @@
-"""An Elementwise's series at a place of a map, Σ_j A_j(s) A_j(s') ρ^k with s = √K₁ and ρ = K/(ss').
+"""The series of an Elementwise at one location, Σ_j A_j(s) A_j(s') ρ^k with s = √K₁ and ρ = K/(ss').
 
     ∂V/∂K = (1/ss') ∂V/∂ρ,     ∂V/∂K₁ = (Σ_j s A_j'(s) A_j(s') ρ^k − ρ ∂V/∂ρ)/2K₁
 
 Tables hold r = 1/√K₁ for ρ = K r r', then the A_j, those of even powers first, and for gradients the s A_j'(s). Both
-parities are summed by Horner's rule in ρ². Rows may step over powers: the first vectors of the workspace, its head,
-hold ρ^(2·2^b), and from their middle on the derivatives by ρ².
+parities are summed by Horner's rule in ρ². Rows may skip powers: the first vectors of the workspace, its head, hold
+ρ^(2·2^b), and their second half the derivatives by ρ².
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SLOPES = col.POWERS // 2
 
 @inlined
 def store_powers(m: Any, x: Any, top: int, slopes: bool) -> None:
-    """x^(2^b) for b ≤ top into the head, and their derivatives 2^b x^(2^b − 1)."""
+    """Store x^(2^b) for b ≤ top, and with `slopes` their derivatives 2^b x^(2^b − 1), in the head."""
     L = lanes(m)
     power, slope = x, constant(m, 1.0)
     for b in range(top + 1):
@@ -40,7 +40,7 @@ def store_powers(m: Any, x: Any, top: int, slopes: bool) -> None:
 
 @inlined
 def last_power(shifts: Any, first: int, count: int) -> int:
-    """n of the last of `count` rows of one parity, k = 2n or 2n + 1; the first has n = 0."""
+    """Return n of the last of `count` rows of one parity, k = 2n or 2n + 1; the first has n = 0."""
     n = 0
     for j in range(first + 1, first + count):
         n += 1 << shifts[j]
@@ -48,12 +48,12 @@ def last_power(shifts: Any, first: int, count: int) -> int:
 
 
 def form(both: bool) -> tuple[Any, ...]:
-    """The functions of `Form`."""
+    """Return the functions of a `Form`."""
 
     @inlined
     def begin(w: Any) -> Any:
         even, shifts = w.op[col.EVEN_TERMS], shifted(w.taps, w.op[col.SHIFTS])
-        count, top = even + w.op[col.ODD_TERMS], 0  # the highest power that rows ask for
+        count, top = even + w.op[col.ODD_TERMS], 0  # the highest power that rows need
         for j in range(count):
             top = max(top, shifts[j])
         last_even, last_odd = last_power(shifts, 0, even), last_power(shifts, even, count - even)
@@ -61,7 +61,7 @@ def form(both: bool) -> tuple[Any, ...]:
 
     @inlined
     def correlation(w: Any, K: Any, r: Any) -> Any:
-        """ρ, which rounding may have put beyond ±1."""
+        """ρ, clipped to ±1, which rounding may exceed."""
         rho, one = K * r, constant(w.m, 1.0)
         wide = absolute(rho)
         return copysign(where_less(wide, one, wide, one), rho)
@@ -87,7 +87,7 @@ def form(both: bool) -> tuple[Any, ...]:
 
     @inlined
     def weighted(w: Any, own_at: int, at: int, low: int, high: int, size: int, shifts: Any, last: int) -> Any:
-        """`horner` with each row multiplied by its power of ρ, the last of which is given."""
+        """`horner` with each row multiplied by the exponent k of its ρ^k, of which `last` is that of the last row."""
         m, L, k = w.m, lanes(w.m), last
         total = constant(m, 0.0)
         if high > low:
@@ -139,7 +139,7 @@ def form(both: bool) -> tuple[Any, ...]:
     def still(w: Any, K: float, at: int, h: float, share: float) -> Any:
         inverse, s, packed = w.table[at], math.sqrt(w.numbers[col.UNIT] * K), shifted(w.panels, w.op[col.SERIES_AT])
         value, slope = second_moment(s, panel_of(s, packed), packed)
-        half = 0.5 * inverse * inverse  # ∂ log s/∂K₁, and 0 where there is no variance
+        half = 0.5 * inverse * inverse  # ∂ log s/∂K₁, and 0 for a variance of 0
         return half * (w.numbers[col.SCALE] * h * slope + share), value, 0.0
 
     return begin, value, slope, parts, still
@@ -150,7 +150,7 @@ def form(both: bool) -> tuple[Any, ...]:
 
 @inlined
 def panel_of(s: float, packed: Any) -> Any:
-    """Which panel s lies on, its place there in −1 … 1, what that changes by with log s, and the power of s."""
+    """Return the panel of s, its position t there in −1 … 1, dt/d log s, and the power of s."""
     p = 0
     if s >= packed[head.HEAD + 1]:
         p = min(exponent_of(s) - int(packed[head.EXPONENT]), int(packed[head.PANELS]) - 1)
@@ -161,7 +161,7 @@ def panel_of(s: float, packed: Any) -> Any:
 
 @inlined
 def chebyshev(c: Any, at: int, n: int, t: float) -> Any:
-    """Σ_i c[at + i] T_i(t) by Clenshaw's rule, and its derivative."""
+    """Return Σ_i c[at + i] T_i(t) by Clenshaw's rule, and its derivative."""
     b1 = b2 = d1 = d2 = 0.0
     for i in range(n - 1, 0, -1):
         d1, d2 = 2.0 * b1 + 2.0 * t * d1 - d2, d1
@@ -171,7 +171,7 @@ def chebyshev(c: Any, at: int, n: int, t: float) -> Any:
 
 @inlined
 def second_moment(s: float, panel: Any, packed: Any) -> Any:
-    """E[fn(sz)²], and s times its derivative."""
+    """Return E[fn(sz)²], and s times its derivative."""
     p, t, per_s, power = panel
     panels, rows, width = int(packed[head.PANELS]), int(packed[head.ROWS]), int(packed[head.SECOND_WIDTH])
     start = head.HEAD + panels + 1 + panels * rows * int(packed[head.WIDTH]) + p * width
@@ -182,7 +182,7 @@ def second_moment(s: float, panel: Any, packed: Any) -> Any:
 
 @inlined
 def write_entries(w: Any, s: float, entry: int, panel: Any, packed: Any, slopes: bool) -> None:
-    """A_j(s) into the table and, where asked for, s A_j'(s) behind them."""
+    """Write A_j(s) into the table and, with `slopes`, s A_j'(s) after them."""
     p, t, per_s, power = panel
     even, far = w.op[col.EVEN_TERMS], w.op[col.TABLE_SIZE] * lanes(w.m)
     count = even + w.op[col.ODD_TERMS]

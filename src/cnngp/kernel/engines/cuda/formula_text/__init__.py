@@ -1,1 +1,1 @@
-"""The formulas of nonlinearities as CUDA text."""
+"""Formulas of nonlinearities as CUDA text."""

@@ -1,16 +1,16 @@
-"""The nonlinearities' formulas as CUDA text: which functions a program needs, and the expressions that call them.
+"""CUDA text of the nonlinearities' formulas: the functions that a program needs, and the expressions that call them.
 
-Most are written from kernel/formulas (formula_writer.py). By hand are the two here: the ReLU's family, the hottest code
-of all, and the Hermite series of an Elementwise. For the ReLU a table keeps s = √K₁ alone. With p = √(K₁K₂) and
+Most are generated from kernel/formulas (formula_writer.py). Two are written by hand here: the families of the ReLU, the
+hottest code, and the Hermite series of an Elementwise. For the ReLU a table holds only s = √K₁. With p = √(K₁K₂) and
 u = 1 − |K|/p,
 
     R = 2A = max(K, 0) + p·u·√u·g(u)      θ = √u·h(u) for K ≥ 0, π − √u·h(u) for K < 0
 
 where g and h are smooth on [0, 1]. Their polynomials (engines/polynomials.py) are minimax with the weights u√u and √u
-that multiply them. Near correlation one the slope has that of a square root, so u is what decides.
+that multiply them. Near correlation one the slope behaves like a square root, so the accuracy of u is decisive.
 
-A series V = Σ_j A_j(s) A_j(s') ρ^k may have any length. A table keeps 1/s and the A_j(s); for gradients s A_j'(s) stand
-behind them. series/tables.py has the mathematics, and series/packed.py says how a series is packed.
+A series V = Σ_j A_j(s) A_j(s') ρ^k may have any length. A table holds 1/s and the A_j(s), for gradients followed by
+s A_j'(s). series/tables.py has the mathematics, and series/packed.py the packed form.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cnngp.network.layers import Nonlinearity
 from ...polynomials import CUDA_G_32, CUDA_G_64, CUDA_H_32, CUDA_H_64
 from .formula_writer import Text, function, functions, helper_functions, horner, literal, written
 
-# What the working precision needs of the hardware. A test on a CPU brings its own.
+# Hardware primitives of the working precision. A test on a CPU has its own.
 PRIMITIVES = {
     "float": """\
 typedef float real;
@@ -92,7 +92,7 @@ RELU_LIKE_TEXT = Text(
     parts="relu_like_parts({K}, {args}, inverse({args}), 1, {unit}, {alpha}, {beta})",
     still="relu_like_still({K}, {unit}, {alpha})",
 )
-# The formulas of kernel/formulas/relu.py take 1/s of either image, or one of them 1/p and the other 1.
+# The formulas of kernel/formulas/relu.py take 1/s of each image, or equivalently 1/p of one and 1 of the other.
 INVERSE = """\
 __device__ __forceinline__ real inverse(real s1, real s2) { return s1 * s2 > 0 ? reciprocal(product(s1, s2)) : 0; }
 """
@@ -133,7 +133,7 @@ __device__ __forceinline__ real relu_slope(real K, real s1, real s2) {{
 # ---- series ----------------------------------------------------------------------------------------------------------
 
 # V = E(x) + rho O(x) with x = rho^2: Horner's rule over the even rows and over the odd ones, for each sum, its
-# derivative by x, and the sums with s A_j'(s) of either image. What is not asked for is left out.
+# derivative by x, and the sums with s A_j'(s) of each image. SLOPE and SHARES select the parts that are computed.
 SERIES_PAIR = """\
 struct Terms { const real* at; long long plane; };
 // log2 of the step in power to row j is shifts[-1 - j] of the even rows and shifts[j] of the odd ones.
@@ -174,7 +174,7 @@ __device__ Parts series(real K, Terms a, Terms b, int even, int odd, const unsig
 }
 """
 
-# In float64, of an image with itself.
+# For an image with itself, in float64.
 SERIES_OWN = """\
 // A packed series at s: the panel that s lies in, its place t there, and s times the derivative of t by s.
 struct Panel {
@@ -252,8 +252,8 @@ __device__ Still series_still(double K, double unit, const double* packed)
 }
 """
 
-# One argument for each image: where its numbers begin, `plane` apart. Behind 1/s stand the series' terms, which
-# `series_entries` leaves.
+# One argument for each image: the start of its numbers, which are `plane` apart. After 1/s come the series' terms,
+# which `series_entries` writes.
 _SERIES_ARGUMENTS = "({K}, {args}, {even}, {odd}, shifts + {shifts})"
 SERIES_TEXT = Text(
     planes=1,
@@ -271,8 +271,8 @@ SERIES_TEXT = Text(
 # ---- all of them -----------------------------------------------------------------------------------------------------
 
 _BY_HAND = {RELU: RELU_TEXT, RELU_LIKE: RELU_LIKE_TEXT, SERIES: SERIES_TEXT}
-# df/dK, to the first variance, to the second, and the two numbers that sums are made of (program/reverse.py); of an
-# image with itself at one place dV/dK, the factor of what goes to the variance, and the two numbers.
+# df/dK, the derivatives by the first and the second variance, and the two numbers for sums (program/reverse.py); for an
+# image with itself at one location dV/dK, the factor of the derivative by the variance, and the two numbers.
 STRUCTS = """\
 struct Parts { real slope, first, second, value, extra; };
 struct Still { double slope, factor, value, extra; };
@@ -280,8 +280,8 @@ struct Still { double slope, factor, value, extra; };
 
 
 def formulas(dtype: str, layers: Iterable[Nonlinearity], slopes: bool = False, gradients: bool = False) -> str:
-    """Device functions of the nonlinearities in float or double; with their slopes, for tangent kernels, or with what
-    gradients take beside those.
+    """Device functions of the nonlinearities in float or double; `slopes` adds their slopes, for tangent kernels, and
+    `gradients` the functions for gradients.
     """
     families: list[Family] = sorted({formula(layer).family for layer in layers}, key=lambda family: family.name)
     relus = [family for family in families if family in (RELU, RELU_LIKE)]

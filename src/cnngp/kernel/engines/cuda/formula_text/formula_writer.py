@@ -1,8 +1,8 @@
-"""The formulas of kernel/formulas as CUDA text: they are called with operands that write down what is done to them.
+"""CUDA text of the formulas of kernel/formulas, made by calling them with symbolic operands that record operations.
 
-A family becomes device functions of its name: `erf_value`, `erf_slope`, `erf_parts` for pairs in the working precision,
-and `erf_entry0` …, `erf_diagonal`, `erf_slope_diagonal`, `erf_still`, `erf_peak` for an image with itself, in float64.
-They are symmetric in the two images to the last bit, so K(x, z) = K(z, x) exactly.
+A family becomes device functions with its name: `erf_value`, `erf_slope`, `erf_parts` for pairs in the working
+precision, and `erf_entry0` …, `erf_diagonal`, `erf_slope_diagonal`, `erf_still`, `erf_peak` for an image with itself,
+in float64. They are symmetric in the two images to the last bit, so K(x, z) = K(z, x) exactly.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ...polynomials import ACOS_H_32, ASIN_S_32, ASIN_S_64, CUDA_G_32, CUDA_G_64
 
 @dataclass(frozen=True)
 class Text:
-    """A family's formulas as C++ expressions, with names in braces for what `filled` puts there.
+    """A family's formulas as C++ expressions, with names in braces that `filled` replaces.
 
-    Of a pair, with {K} in buffer units and in {args} the entries of the two images' tables in turn: `pair` is f,
-    `slope` f', and `parts` `Parts` (device_functions.py). At X = X', in float64: `diagonal` is f, `slope_diagonal` f',
-    `still` `Still`, and `peak` what the range check looks at. `entries` are the `planes` numbers that a table keeps for
-    each location, beside a series' terms.
+    For a pair, with {K} in buffer units and {args} the alternating entries of the two images' tables: `pair` is f,
+    `slope` f', and `parts` a `Parts` (device_functions.py). At X = X', in float64: `diagonal` is f, `slope_diagonal`
+    f', `still` a `Still`, and `peak` the number that the range check uses. `entries` are the `planes` numbers that a
+    table holds for each location, besides a series' terms.
     """
 
     planes: int
@@ -39,13 +39,13 @@ class Text:
     parts: str
     still: str
     takes_unit: bool = False
-    """Whether the pair formula needs the unit of K."""
+    """True if the pair formula needs the unit of K."""
     slope_takes_unit: bool = False
     peak: str = "{K}"
 
 
 def literals(a: Activation, dtype: str) -> dict[str, str]:
-    """The numbers of an activation, by their names in a `Text`."""
+    """Numbers of an activation, by their names in a `Text`."""
     values = a.unit, *a.coefficients
     return {name: literal(x, dtype) for name, x in zip(("unit", "alpha", "beta"), values, strict=True)}
 
@@ -58,31 +58,31 @@ def filled(
     second: Sequence[str] = (),
     nonneg: bool = False,
 ) -> str:
-    """An expression of a `Text`, with an activation's numbers as literals or as what the code loops over.
+    """Fill in an expression of a `Text`, with an activation's numbers as literals or as loop variables.
 
-    `first` and `second` are the two images' table entries, `nonneg` says that K ≥ 0.
+    `first` and `second` are the two images' table entries; `nonneg` means K ≥ 0.
     """
     args = ", ".join(f"{x}, {y}" for x, y in zip(first, second, strict=True))
     return text.format(K=K, args=args, relu="relu_nonneg" if nonneg else "relu", **constants)
 
 
 def literal(value: float, dtype: str) -> str:
-    """A C++ literal of the working precision that keeps every bit of a double."""
+    """Return a C++ literal of the working precision, with all digits of a double."""
     return f"{value!r}f" if dtype == "float" else repr(value)
 
 
 def horner(coefficients: tuple[float, ...], dtype: str) -> str:
-    """A polynomial in u."""
+    """Write a polynomial in u by Horner's rule."""
     text = literal(coefficients[-1], dtype)
     for c in coefficients[-2::-1]:
         text = f"fma({text}, u, {literal(c, dtype)})"
     return text
 
 
-# The functions of kernel/formulas/primitives.py that have another name in CUDA.
+# Functions of kernel/formulas/primitives.py with another name in CUDA.
 _FUNCTIONS = {
     "+": "{} + {}",
-    # Of aa + bb the compiler would round one product alone, and which one would depend on which image comes first.
+    # The compiler would fuse aa + bb and round only one product, which would depend on the order of the images.
     "sum of products": "unfused({}, {})",
     "-": "{} - {}",
     "*": "{} * {}",
@@ -106,15 +106,15 @@ class Writer:
         self.kind, self.dtype = kind, dtype
         self.names: dict[str, str] = {}
         self.read: dict[str, list[str]] = {}
-        """What each statement reads."""
+        """Names that each statement reads."""
         self.products: dict[str, bool] = {}
-        """Whether a name is that of a product."""
+        """True for each name that is a product."""
 
     def text(self, x: Any) -> str:
         return x.name if isinstance(x, Written) else literal(float(x), self.dtype)
 
     def needed(self, results: Sequence[Any]) -> set[str]:
-        """The names that results depend on."""
+        """Return the names on which results depend."""
         found: set[str] = set()
         open_ends = [self.text(x) for x in results]
         while open_ends:
@@ -126,7 +126,7 @@ class Writer:
 
 
 class Written(Operand):
-    """A number of the function that is being written, by its name."""
+    """A number in the function being written, identified by its name."""
 
     def __init__(self, writer: Writer, name: str) -> None:
         self.writer, self.name = writer, name
@@ -144,11 +144,11 @@ class Written(Operand):
 
 
 _OF_PAIRS = {"value": "real", "slope": "real", "parts": "Parts"}
-"""Formulas of pairs, and what they return."""
+"""Formulas for pairs and their return types."""
 
 
 def _result(family: Family, which: str, dtype: str) -> tuple[Writer, Any]:
-    """A family's formula, written, and its result; `entry0` is the first number of its table."""
+    """Record a family's formula; return the writer and the result. `entry0` is the first entry of its table."""
     pairs = which in _OF_PAIRS
     writer = Writer("real", dtype) if pairs else Writer("double", "double")
     names = "K", "unit", "alpha", "beta" if pairs else "SMALLEST"
@@ -163,7 +163,7 @@ def _result(family: Family, which: str, dtype: str) -> tuple[Writer, Any]:
 
 
 def function(family: Family, which: str, dtype: str) -> str:
-    """A family's formula as a device function."""
+    """Write a family's formula as a device function."""
     writer, result = _result(family, which, dtype)
     arguments = "double K, double unit, double alpha"
     if which in _OF_PAIRS:
@@ -179,7 +179,7 @@ def function(family: Family, which: str, dtype: str) -> str:
 
 
 def functions(family: Family, slopes: bool, gradients: bool) -> list[str]:
-    """The names of those that a program takes."""
+    """Names of a family's functions that a program needs."""
     names = ["value", *(f"entry{p}" for p in range(family.entries)), "diagonal"]
     names += ["peak"] * (family.peak is not itself)
     names += ["slope", "slope_diagonal"] * (slopes and family.slope is not None)
@@ -188,7 +188,7 @@ def functions(family: Family, slopes: bool, gradients: bool) -> list[str]:
 
 @cache
 def written(family: Family) -> Text:
-    """The calls of a family's functions."""
+    """Return the `Text` that calls a family's functions."""
     name, own = family.name, "({K}, {unit}, {alpha})"
     pair = "({K}, {args}, {unit}, {alpha}, {beta})"
 
@@ -212,7 +212,7 @@ def written(family: Family) -> Text:
 
 
 def helper_functions(dtype: str) -> str:
-    """Functions that formulas call; acos(1 - u) and asin are polynomials, as on a CPU."""
+    """Write the functions that formulas call; acos(1 - u) and asin are polynomials, as on a CPU."""
     turn = horner(ACOS_H_32 if dtype == "float" else CUDA_H_64, dtype)
     near = horner(ASIN_S_32 if dtype == "float" else ASIN_S_64, dtype)
     g = horner(CUDA_G_32 if dtype == "float" else CUDA_G_64, dtype)

@@ -1,1 +1,1 @@
-"""Networks with average pooling: all displacements of a pair as cyclic shifts of one image against the other."""
+"""Networks with average pooling: the displacements of a pair are cyclic shifts of one image against the other."""

@@ -1,18 +1,18 @@
-"""A network with pools cut into segments, and the cyclic shifts that each segment runs.
+"""Segments of a network with pools, and the cyclic shifts that each segment runs.
 
-A sheet is the map p ↦ K(p, p + d). Along an axis of n places the sheets d and d − n share one map: the second image is
-read cyclically shifted by d, places before n − d belong to d and the others to d − n, and no sum crosses the *wall*
-between them. A convolution without padding leaves fewer places: they keep the shifts of the larger map, and a sum that
-crosses the wall belongs to no displacement and counts nothing. Between pools all shifts run the same steps; a pool
-takes each place of a shift to the shift it belongs to on the coarser map; what follows the last nonlinearity is one
-weighted sum over all shifts.
+A sheet is the map p ↦ K(p, p + d). Along an axis of n locations the sheets d and d − n share one map: the second image
+is read cyclically shifted by d, locations before n − d belong to d and the others to d − n, and no sum crosses the
+*wall* between them. A convolution without padding leaves fewer locations: these keep the shifts of the larger map, and
+a sum that crosses the wall belongs to no displacement and is not used. Between pools all shifts run the same steps; a
+pool takes each location of a shift to its shift on the coarser map; what follows the last nonlinearity is one weighted
+sum over all shifts.
 
-A segment before a pool takes its shifts of the rows in *runs*. A pool of 2 × 2 adds the fine shifts 2D − 1 (its odd
-rows), 2D and 2D + 1 (its even rows) to the coarse shift D. A warp that takes them one after the other adds them in
-registers, and stores once instead of three times. A run begins at an even shift; where 2D − 1 is the end of another
-run, its rows come late and have a place of their own.
+A segment before a pool processes its row shifts in *runs*. A pool of 2 × 2 adds the fine shifts 2D − 1 (its odd rows),
+2D and 2D + 1 (its even rows) to the coarse shift D. A warp that runs them one after the other adds them in registers,
+and stores once instead of three times. A run begins at an even shift; if 2D − 1 is the end of another run, its rows
+come late and are stored separately.
 
-Pure functions of the network, with no CUDA text in them.
+Pure functions of the network, without CUDA text.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from ..registers import Map, Registers, Step, in_registers
 class Shifts:
     """The sheets of a segment along one axis, each item one cyclic shift.
 
-    `at[n]` are the items' shifts on the maps with n places along this axis; `members` the displacements of the
-    segment's output that an item stands for; `period` the places after which a shift begins again, where maps shrink
-    more than the output has.
+    `at[n]` are the items' shifts on the maps with n locations along this axis; `members` are the displacements of the
+    segment's output that an item represents; `period` is the number of locations after which a shift begins again, if
+    that is not the size of each map because maps shrink without padding.
     """
 
     size: int
@@ -54,19 +54,19 @@ class Shifts:
         return len(self.members)
 
     def displacement(self, item: int, place: int) -> int | None:
-        """The displacement at a place of the output, or None if it is not one of the item's own."""
+        """Displacement at a location of the output, or None if it is not one of the item's own."""
         shift = self.at[self.size][item]
         d = shift if place < self.size - shift else shift - (self.period or self.size)
         return d if d in self.members[item] and 0 <= place + d < self.size else None
 
     def cycle(self, n: int) -> int:
-        """Number of places after which a shift begins again on the map with n places."""
+        """Number of locations after which a shift begins again on the map with n locations."""
         return self.period or n
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Steps between pools, and the shifts along rows and columns that run them."""
+    """Steps between pools, and the shifts along rows and columns for which they run."""
 
     registers: Registers
     rows: Shifts
@@ -83,11 +83,11 @@ class Segment:
 
 @dataclass(frozen=True)
 class Chain:
-    """A network as segments with pools of 2 × 2 between them, a weighted sum at the end, and scalar steps behind it.
+    """A network as segments with pools of 2 × 2 between them, a weighted sum at the end, and scalar steps after it.
 
-    `row_weights[item][place]` and `column_weights` are what a place counts in the sums, of K and perhaps of what stands
-    for Θ beside it. The scalars that the tail starts from are `scales` · sums, to the first of which `bias` is added;
-    `units` times the tail's results are K and Θ.
+    `row_weights[item][location]` and `column_weights` are the weights of a location in the sums, of K and optionally of
+    the map for Θ. The tail starts from the scalars `scales` · sums, to the first of which `bias` is added; `units`
+    times the tail's results are K and Θ.
     """
 
     segments: tuple[Segment, ...]
@@ -100,13 +100,13 @@ class Chain:
 
     @property
     def cycles(self) -> dict[int, int]:
-        """For maps of so many rows, after how many rows a shift begins again, where that is not their number."""
+        """For maps of n rows, the number of rows after which a shift begins again, if that is not n."""
         rows = (segment.rows for segment in self.segments)
         return {n: r.cycle(n) for r in rows for n in r.at if r.cycle(n) != n}
 
 
 def chain(program: Program) -> Chain | None:
-    """The program's network as a chain, or None where it is not one that the kernels of this folder run."""
+    """Return the program's network as a chain, or None if the kernels of this folder cannot run it."""
     if program.lowered is None or len(program.spatial) != 2:
         return None
     if any(isinstance(a.layer, Elementwise) for a in program.activations):
@@ -118,12 +118,12 @@ def chain(program: Program) -> Chain | None:
         return None
     single = next(i for i, leaf in enumerate(leaves) if math.prod(leaf.after) == 1)
     if any(math.prod(inner.after) != 1 for leaf in leaves[single + 1 :] for inner in leaf.walk()):
-        return None  # what follows the one location is a map again
+        return None  # a map follows after the single location
     last = single if isinstance(leaves[single].layer, AvgPool | GlobalAvgPool | Dense) else single + 1
     while last > 0 and isinstance(leaves[last - 1].layer, AvgPool):
         last -= 1
     tail = max(single + 1, last)
-    # The leaves before `last` are segments and pools, those before `tail` the weighted sum, and then come scalars.
+    # The leaves before `last` are segments and pools, those from there to `tail` the weighted sum, the rest scalars.
     pieces: list[Registers] = []
     ends: list[Placed] = []
     start, nonneg = maps[0], False
@@ -141,7 +141,7 @@ def chain(program: Program) -> Chain | None:
     segments = _with_shifts(pieces, ends, leaves[:last])
     if segments is None:
         return None
-    # What is carried for Θ goes through the sum alone: a bias would add K to it.
+    # The map for Θ must go through the weighted sum alone: a bias would add K to it.
     units, bias = [value.unit for value in maps[last].values], 0.0
     for leaf, before in zip(leaves[last:tail], maps[last:tail], strict=True):
         assert isinstance(leaf.layer, AvgPool | GlobalAvgPool | Dense)
@@ -163,12 +163,12 @@ def chain(program: Program) -> Chain | None:
 
 
 def _still(maps: Maps) -> list[int]:
-    """The nodes of the sheets without displacement, of K and perhaps of what is carried for Θ."""
+    """Nodes of the sheets of displacement zero, of K and optionally of the map for Θ."""
     return [value.sheet((0,) * len(value.spatial)) for value in maps.values]
 
 
 def _steps(program: Program, start: Maps, ends: Sequence[int], nonneg: bool) -> Registers:
-    """The steps from some maps to the nodes `ends`."""
+    """Return the steps from the maps `start` to the nodes `ends`."""
     assert program.lowered is not None
     nodes, starts, open_ends = program.lowered.nodes, _still(start), list(ends)
     shape = nodes[starts[0]].out_shape
@@ -189,7 +189,7 @@ def _steps(program: Program, start: Maps, ends: Sequence[int], nonneg: bool) -> 
 
 
 def _halves(pool: AvgPool, spatial: Spatial) -> bool:
-    """Whether a pool is of 2 × 2 without padding, on a map of even sides."""
+    """True if a pool is 2 × 2 without padding, on a map with even sides."""
     plain = pool.size in (2, (2, 2)) and pool.stride in (None, 2, (2, 2)) and pool.padding in (0, (0, 0))
     return plain and all(n % 2 == 0 for n in spatial)
 
@@ -220,10 +220,10 @@ def _with_shifts(
 def _shifts(
     piece: Registers, axis: int, wanted: frozenset[int], strides: dict[AxisSum, int], alone: bool
 ) -> Shifts | None:
-    """The items of a segment along an axis, where every sum multiplies displacements by its stride.
+    """Shifts of a segment along an axis, if every sum only multiplies displacements by its stride, else None.
 
-    Of a segment that stands alone sums of whole windows, which move by one, may make maps smaller than the first. So
-    small a map as three places looks the same with a stride of two and padding, which multiplies displacements.
+    In the only segment of a network, sums over whole windows of stride 1 may make maps smaller than the first. Strides
+    come from the layers: on few locations a window of stride 2 with padding may be the same sum as one of stride 1.
     """
     size, start = (m.shape[1 + axis] for m in (piece.ends[0], piece.starts[0]))
     scale, shrinks = {size: 1}, alone
@@ -252,12 +252,12 @@ def _shifts(
 
 
 def _sharing(wanted: frozenset[int], period: int) -> tuple[frozenset[int], ...]:
-    """The displacements that share a map, which begins again after so many places."""
+    """Group the displacements that share a map with this period."""
     return tuple(frozenset(d for d in wanted if d % period == s) for s in sorted({d % period for d in wanted}))
 
 
 def _strides(leaves: Sequence[Placed], axis: int) -> dict[AxisSum, int] | None:
-    """Factor by which each convolution's sum multiplies a displacement; None where one does more than multiply."""
+    """Factor by which each convolution's sum multiplies a displacement; None if one does not simply multiply it."""
     found: dict[AxisSum, int] = {}
     for here in (inner for leaf in leaves for inner in leaf.walk()):
         if not isinstance(here.layer, Conv | ConvTranspose | Dense) or any(n == 1 for n in here.after):
@@ -273,7 +273,7 @@ def _strides(leaves: Sequence[Placed], axis: int) -> dict[AxisSum, int] | None:
 
 
 def _pulled_back(linear: AxisMap, form: list[list[float]]) -> list[list[float]]:
-    """The quadratic form on a linear layer's input that a form on its output is."""
+    """Pull a quadratic form on a linear layer's output back to its input."""
     n, out = linear.size, linear.out_size
     result = [[0.0] * n for _ in range(n)]
     for D in range(1 - out, out):
@@ -287,8 +287,8 @@ def _pulled_back(linear: AxisMap, form: list[list[float]]) -> list[list[float]]:
 
 
 def _item_weights(shifts: Shifts, layers: Sequence[AxisMap]) -> tuple[tuple[float, ...], ...]:
-    """What each place of each item counts in the sum that these linear layers make of V(p, q), without their scales;
-    places of no displacement count nothing.
+    """Weight of each location of each item in the sum of V(p, q) that these linear layers make, without their scales;
+    0 for locations without a displacement.
     """
     form = [[1.0]]
     for linear in reversed(layers):
@@ -298,10 +298,10 @@ def _item_weights(shifts: Shifts, layers: Sequence[AxisMap]) -> tuple[tuple[floa
 
 
 def targets(fine: Shifts, coarse: Shifts, size: int) -> tuple[tuple[int, int], ...]:
-    """For each fine item the coarse items that its even and its odd places go to, −1 where they are not needed.
+    """For each fine item, the coarse items to which its even and its odd locations go, −1 if they are not needed.
 
-    `size` is that of the coarse segment's first map. With p = 2P + a and q = 2Q + b, a shift of 2D takes both places
-    to D; one of 2D + 1 takes even places to D and odd ones to D + 1.
+    `size` is that of the coarse segment's first map. With p = 2P + a and q = 2Q + b, a shift of 2D takes all locations
+    to D; one of 2D + 1 takes even locations to D and odd ones to D + 1.
     """
     item = {shift: k for k, shift in enumerate(coarse.at[size])}
     return tuple((item.get(s // 2, -1), item.get((s + 1) // 2 % size, -1)) for s in fine.at[fine.size])
@@ -309,10 +309,10 @@ def targets(fine: Shifts, coarse: Shifts, size: int) -> tuple[tuple[int, int], .
 
 @dataclass(frozen=True)
 class Runs:
-    """Run k has the items `starts[k]` up to `starts[k + 1]`.
+    """Division of items into runs: run k has the items from `starts[k]` to before `starts[k + 1]`.
 
-    `own` and `after` say for each item where the sums go once its even rows are in, and once its odd rows are; −1 for
-    nowhere. `late` are the coarse items that rows come to from another run.
+    `own` and `after` are, for each item, the coarse items to which the sums are written once its even rows are added,
+    and once its odd rows are; −1 for none. `late` are the coarse items that receive rows from another run.
     """
 
     starts: tuple[int, ...]
@@ -329,7 +329,7 @@ class Runs:
 
 
 def runs(fine: Shifts, coarse: Shifts, size: int, count: int) -> Runs:
-    """About `count` runs of the fine items, which are in the order of their shifts; `size` of the coarse map."""
+    """Divide the fine items, ordered by their shifts, into about `count` runs; `size` is that of the coarse map."""
     shifts = fine.at[fine.size]
     to = targets(fine, coarse, size)
     # A run may begin at an odd shift if its even rows go nowhere.
@@ -345,7 +345,7 @@ def runs(fine: Shifts, coarse: Shifts, size: int, count: int) -> Runs:
 
 
 def run_count(items: int, groups: int, warps: int) -> int:
-    """Number of runs that lets `warps` warps end together: each of `groups` groups of columns takes all runs."""
+    """Number of runs with which `warps` warps finish together; each of `groups` groups of columns takes all runs."""
 
     def last(count: int) -> float:
         return -(-groups * count // warps) * (-(-items // count) + 0.3)

@@ -1,14 +1,14 @@
 """The pair kernel for chains of segments and pools, as CUDA text.
 
 `warps` warps own a pair of images. A task is a shift of the rows, or before a pool a run of them (sheet_chain.py), with
-as many shifts of the columns as lie side by side where maps are narrow; tasks go round the warps. A pool leaves its
-sums in memory for the next segment:
+as many shifts of the columns as narrow maps allow side by side; tasks are distributed cyclically to the warps. A pool
+leaves its sums in memory for the next segment:
 
     shared   one warp owns a pair, and adds to the few coarse sheets in its own shared memory
-    global   many warps own a pair; the terms of a coarse sheet that come from different tasks each have a place of
-             their own in global memory, so that nothing is added twice at a time, and the next segment sums them
+    global   several warps own a pair; the terms of a coarse sheet from different tasks are stored separately in global
+             memory, so that no two warps add to the same place at once, and the next segment sums them
 
-The last segment's maps are summed with their weights; the scalar steps behind that are one thread's.
+The last segment's maps are summed with their weights; one thread runs the scalar steps that follow.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from ..warp.warp_layout import LANES, Stage, parked, stages
 from .sheet_chain import Chain, run_count, runs
 from .sheet_steps import SHORT, SIDES, TOTALS, SheetSteps, second_groups, second_plane
 
-LINE = 128  # bytes of a line of the cache: the first image's rows begin at one
-CACHED = 160 * 1024  # bytes of table rows that stay in a multiprocessor's first cache
-HELD_MOST = 200 * 1024  # bytes of the second image's tables that leave enough of the first cache for the first image's
-OWN_MOST = 3072  # entries of pooled sheets up to which a warp keeps a pair's in its shared memory
-CONSTANT_MOST = 512  # vectors that a table of walls may take of the 64 kB of constant memory
+LINE = 128  # bytes of a cache line, to which the first image's rows are aligned
+CACHED = 160 * 1024  # bytes of table rows that stay in a multiprocessor's L1 cache
+HELD_MOST = 200 * 1024  # bytes of the second image's tables that leave enough of the L1 cache for the first image's
+OWN_MOST = 3072  # largest number of entries of a pair's pooled sheets that a warp keeps in its shared memory
+CONSTANT_MOST = 512  # largest number of vectors of a table of walls in the 64 kB of constant memory
 
 
 class SheetLaunch(NamedTuple):
-    """`warps` own a pair, `pairs` pairs are a block's, `resident` blocks a multiprocessor's.
+    """Launch shape: `warps` per pair, `pairs` per block, `resident` blocks per multiprocessor.
 
     The second image's numbers for the first `held` segments are copied to shared memory: there a warp reads them from
-    any column on at full speed, while from global memory it reads whole lines of the cache, mostly twice as many.
+    any column on at full speed, while from global memory it reads whole cache lines, mostly twice as many.
     """
 
     warps: int
@@ -48,7 +48,7 @@ class SheetLaunch(NamedTuple):
 
 
 def fits(chain: Chain, dtype: str) -> bool:
-    """Whether maps are narrow enough for a warp and few enough for its registers."""
+    """True if maps are narrow enough for a warp and few enough for its registers."""
     for segment in chain.segments:
         maps = [segment.start, *(s.dst for s in segment.steps)]
         if max(m.shape[2] for m in maps) > LANES or live_words(segment.registers, dtype) > 136:
@@ -57,12 +57,12 @@ def fits(chain: Chain, dtype: str) -> bool:
 
 
 def launch(writer: SheetWriter) -> SheetLaunch:
-    """A warp for a pair where its pooled sheets are few, and else a block; as measured (docs/gpu.md)."""
+    """Choose the launch shape, as measured (docs/gpu.md): a warp per pair with few pooled sheets, else a block."""
     chain, program = writer.chain, writer.program
     pooled = sum(s.rows.count * s.columns.count * math.prod(s.start.shape) for s in chain.segments[1:])
     shifts = chain.segments[0].rows.count * chain.segments[0].columns.count
     wide = writer.dtype == "double" or max(live_words(s.registers, writer.dtype) for s in chain.segments) > 64
-    # What is carried for Θ takes as many registers again: 12 warps of a multiprocessor were faster than 16.
+    # The map for Θ takes as many registers again: 12 warps per multiprocessor were faster than 16.
     warps = 16 if program.theta is None else 12
     if shifts <= 100 and pooled <= OWN_MOST:
         if wide:
@@ -71,7 +71,7 @@ def launch(writer: SheetWriter) -> SheetLaunch:
             return SheetLaunch(1, 4, 4)
         if len(chain.segments) > 1:
             return SheetLaunch(1, 16, 1)
-        # The tables of many layers do not stay in the first cache for as many pairs as there are warps.
+        # With many layers, the tables of as many pairs as there are warps do not fit into the L1 cache.
         tasks = chain.segments[0].rows.count * writer.groups[0]
         own = max(k for k in range(1, 9) if tasks % k == 0)
         return SheetLaunch(own, warps // own, 1)
@@ -79,7 +79,7 @@ def launch(writer: SheetWriter) -> SheetLaunch:
         return SheetLaunch(8, 1, 1)
     if writer.held_entries(1) * 4 <= HELD_MOST and program.theta is None:  # not measured with Θ
         return SheetLaunch(16, 1, 1, 1)
-    # As many blocks as have their rows in the first cache together: planes of one image, and twice those of the other.
+    # As many blocks as have their rows in the L1 cache together: planes of one image, and twice those of the other.
     planes = [program.channels * math.prod(program.shape), *(a.size for a in program.activations)]
     blocks = next((k for k in (4, 2) if k * 3 * 4 * sum(planes) <= CACHED), 1)
     return SheetLaunch(warps // blocks, 1, blocks)
@@ -88,7 +88,7 @@ def launch(writer: SheetWriter) -> SheetLaunch:
 def sheet_kernel(
     data: ProgramData, chain: Chain, dtype: str, shared_limit: int, shape: tuple[int, int, int, int] | None = None
 ) -> tuple[str, Launch]:
-    """The kernel as it is launched by default, with less shared memory where a block may not have so much."""
+    """Write the kernel with its default launch shape, reduced if a block would exceed its shared memory."""
     chosen = launch(SheetWriter(data, chain, dtype)) if shape is None else SheetLaunch(*shape)
     while True:
         text, made = SheetWriter(data, chain, dtype).kernel(chosen)
@@ -112,7 +112,7 @@ class SheetWriter(SheetSteps):
         self.data, self.row = data, data.layout.row
         self.plans = [stages(s.registers, 0) for s in chain.segments]
         for k, (plan, segment) in enumerate(zip(self.plans[:-1], chain.segments, strict=False)):
-            # Before a pool the last stage must hold all maps at a time, because they are summed on.
+            # Before a pool the last stage must hold all maps at once, because they are summed further.
             if plan[-1].pack < max(s.pack for s in plan):
                 whole = segment.steps, segment.registers.starts, plan[-1].live_out
                 self.plans[k] = (Stage(min(s.pack for s in plan), *whole),)
@@ -121,7 +121,7 @@ class SheetWriter(SheetSteps):
         self.parks = [parked(plan, pack) for plan, pack in zip(self.plans, self.packs, strict=True)]
 
     def held_entries(self, segments: int) -> int:
-        """Number of entries of a table row, from the second image's pixels on, that the first segments read."""
+        """Number of entries of a table row, counted from the second image's pixels, that the first segments read."""
         v, end = self.layout.vector, self.pixels
         if segments:
             end += self.program.channels * second_plane(*self.program.shape[1:], v)
@@ -156,7 +156,7 @@ class SheetWriter(SheetSteps):
         shared = (parts_at + (warps * len(totals) if launch.warps > 1 else 0)) * item
         scratch = launch.pairs * -(-(per_pair * item if self.slots > 1 else 0) // 256) * 256
         pool = f"real* pool = (real*)dynamic_shared + {self.held} + mine * {shared_pool};"
-        # Blocks with memory of their own walk over the pairs; else there is a block for each.
+        # Blocks with scratch memory of their own loop over the pairs; otherwise there is a block for each.
         loop, leave = "{ const long long unit = blockIdx.x;", "return"
         if scratch:
             pool = f"real* pool = (real*)(scratch + (long long)blockIdx.x * {scratch})"
@@ -172,7 +172,7 @@ class SheetWriter(SheetSteps):
         vec* table2 = dynamic_shared;
         for (int e = threadIdx.x; e < {self.held // v}; e += {LANES * warps}) table2[e] = t2[{self.pixels // v} + e];
         __syncthreads();"""
-        if launch.warps > 1:  # warps wait for each other, so all of a block stay
+        if launch.warps > 1:  # warps wait for each other, so none of a block may leave
             own += "\n        const long long i = min(top + mine, n - 1LL);"
         else:
             own += f"\n        const long long i = top + mine;\n        if (i >= n || j < i + below) {leave};"
@@ -199,7 +199,7 @@ pairs(const real* __restrict__ first, const real* __restrict__ second, real* __r
         return text, Launch(LANES * warps, shared, scratch, launch.pairs, 1, resident, ("scratch",))
 
     def _end(self, launch: SheetLaunch, warps: int, at: int) -> str:
-        """The sums over all lanes and warps of a pair, and the scalar steps."""
+        """Write the sums over all lanes and warps of a pair, and the scalar steps."""
         totals, many = TOTALS[: len(self.chain.scales)], launch.warps > 1
         whole, gather = "", ""
         for k, total in enumerate(totals):
@@ -225,7 +225,7 @@ pairs(const real* __restrict__ first, const real* __restrict__ second, real* __r
 """
 
     def _walls(self, size: int, shifts: tuple[int, ...]) -> str:
-        """For each item a factor for each row: 0 where the wall is in front of it."""
+        """Table of a factor for each item and row: 0 if the wall is in front of the row, else 1."""
         v = self.layout.vector
         rows = [[0 if r == size - s else 1 for r in range(-(-size // v) * v)] for s in shifts]
         groups = [f"{{{', '.join(map(str, row[g : g + v]))}}}" for row in rows for g in range(0, len(row), v)]
@@ -258,7 +258,7 @@ pairs(const real* __restrict__ first, const real* __restrict__ second, real* __r
                 f"real {', '.join(f'{name}[{h}]' for name in names)};",
             )
             items = f"int iy = 0; iy < {rows.count}"
-            if self.runs[k].count > 1:  # broadcast, so that the compiler knows that a warp stays together
+            if self.runs[k].count > 1:  # broadcast, so that the compiler knows that a warp does not diverge
                 starts = self.array("run", SHORT, self.runs[k].starts)
                 self.put(f"const int end = __shfl_sync(ALL, (int){starts}[run + 1], 0);")
                 items = f"int iy = __shfl_sync(ALL, (int){starts}[run], 0); iy < end"
@@ -269,7 +269,7 @@ pairs(const real* __restrict__ first, const real* __restrict__ second, real* __r
         self.put("__syncwarp();" if self.slots == 1 else "__syncthreads();")
 
     def _shift(self) -> None:
-        """One shift of the rows, `iy`, with the shifts of the columns in `group`."""
+        """Write one shift of the rows, `iy`, with the shifts of the columns in `group`."""
         k, segment, v = self.k, self.segment, self.layout.vector
         for size, shift in sorted(segment.rows.at.items()):
             groups_of = tuple(s % v * second_groups(size, v, segment.rows.cycle(size)) + s // v for s in shift)
@@ -280,7 +280,7 @@ pairs(const real* __restrict__ first, const real* __restrict__ second, real* __r
             )
         pack, count = self.packs[k], segment.columns.count
         most = f"{pack}" if count % pack == 0 else f"min({pack}, {count} - group * {pack})"
-        # A place without a shift of its own reads what is there, not what nobody wrote.
+        # A position without a shift of its own reads memory that was written.
         self.stages(self.plans[k], self.parks[k][0], most, (f"(ix - group * {pack})", "place"))
 
     def names(self, stage: Stage, maps: Sequence[Map]) -> None:

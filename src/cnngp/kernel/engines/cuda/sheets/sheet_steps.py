@@ -1,9 +1,9 @@
-"""The steps of a segment as CUDA text: those of the warp kernel, with walls in the sums and a shifted second image.
+"""CUDA text of the steps of a segment: those of the warp kernel, with walls in the sums and a shifted second image.
 
-Names in the text, for a map of h × w places: sy_h, the shift of the rows, is one number for the warp; sx_w, that of the
-columns, may differ between the maps that lie side by side. A lane reads `vector` rows of a column at once, from any row
-on and without a wrap: the second image's numbers stand in its table row once for each sy_h % vector, each time as many
-rows as the last shift needs. gy_h is the first group of rows to read.
+Names in the text, for a map of h × w locations: sy_h, the shift of the rows, is one number for the warp; sx_w, the
+shift of the columns, may differ between maps that lie side by side. A lane reads `vector` rows of a column at once,
+from any row on and without a wrap: the second image's numbers are in its table row once for each sy_h % vector, each
+time with as many rows as the last shift needs. gy_h is the first group of rows to read.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from ..warp.warp_layout import Stage
 from ..warp.warp_steps import StepWriter
 from .sheet_chain import Chain, Runs, Segment, targets
 
-SIDES = 3  # terms of a pooled sheet along the columns: one even shift, and two odd ones with half of their places each
+SIDES = 3  # terms of a pooled sheet along the columns: one even shift, and two odd ones with half their locations each
 TOTALS = ("total", "total1")
-"""The weighted sums, of K and of what is carried for Θ."""
+"""The weighted sums, of K and of the map propagated for Θ."""
 SHORT = "__device__ const short"
 
 
 def second_groups(h: int, vector: int, cycle: int | None = None) -> int:
-    """Groups of rows that a plane of the second image has for each remainder of the shift, which is below `cycle`."""
+    """Groups of rows in a plane of the second image, for each remainder of the shift; shifts are below `cycle`."""
     return ((cycle or h) - 1) // vector + -(-h // vector)
 
 
 def second_plane(h: int, w: int, vector: int, cycle: int | None = None) -> int:
-    """Entries of a plane of the second image."""
+    """Number of entries of a plane of the second image."""
     return vector * second_groups(h, vector, cycle) * w * vector
 
 
 def with_second(program: Program, layout: TableLayout, cycles: dict[int, int]) -> TableLayout:
-    """Table rows with the numbers that the second image is read by behind the others."""
+    """Extend the layout of table rows by the numbers that are read for the second image."""
     v, found = layout.vector, {PIXELS: layout.row}
     end = layout.row + program.channels * second_plane(*program.shape[1:], v)
     for a in program.activations:
@@ -51,10 +51,10 @@ def with_second(program: Program, layout: TableLayout, cycles: dict[int, int]) -
 
 
 class SheetSteps(StepWriter):
-    """Writes the steps of one segment after the other, and what goes in and out: pools, and the weighted sum.
+    """Writes the steps of one segment after another, and their input and output: pools, and the weighted sum.
 
     A table row's second half begins at `pixels`; its first `held` numbers are in shared memory, at `table2`. `slots` is
-    how many terms of a pooled sheet are kept apart.
+    the number of terms of a pooled sheet that are stored separately.
     """
 
     early = False
@@ -64,18 +64,18 @@ class SheetSteps(StepWriter):
         self.program, self.chain, self.cycles = program, chain, layout.cycles
         self.pixels, self.held, self.slots = layout.second[PIXELS], 0, 1
         self.k = 0
-        """The number of the segment that is being written."""
+        """Index of the segment being written."""
         self.runs: list[Runs] = []
-        """Runs of the shifts of the rows in each segment before a pool."""
+        """Runs of row shifts in each segment before a pool."""
         self.starts: list[int] = []
-        """First entries of the pooled sheets behind each segment."""
+        """First entries of the pooled sheets after each segment."""
 
     @property
     def segment(self) -> Segment:
         return self.chain.segments[self.k]
 
     def address(self, at: int) -> tuple[str, bool]:
-        """Address of entry `at` of the second image's table row, and whether it is in shared memory."""
+        """Address of entry `at` of the second image's table row, and True if it is in shared memory."""
         v = self.layout.vector
         if at < self.pixels + self.held:
             return f"table2 + {(at - self.pixels) // v}", True
@@ -94,9 +94,9 @@ class SheetSteps(StepWriter):
         return f"{address} + gy_{h} * {w} + zc_{w}", plane, held
 
     def chained(self, stage: Stage) -> bool:
-        """Writes a stage of [sums, nonlinearity] repeated as one loop, if that is what it is: half the code.
+        """Write a stage of repeated [sums, nonlinearity] as one loop, if it has this form, which halves the code.
 
-        Two repetitions are no loop: the first map may be negative, which takes an instruction more.
+        Two repetitions make no loop: the first map may be negative, which takes one more instruction.
         """
         linear = [replace(s, op=replace(s.op, activation=None)) for s in stage.steps[:-1]]
         curved = list(stage.steps[1:])
@@ -117,7 +117,7 @@ class SheetSteps(StepWriter):
             self._link(linear[:1], curved[:1], stage)
             self._link(linear[1:], curved[1:], stage)
             return True
-        if any(s.factor != curved[1].factor for s in curved):  # the loop is one code: it begins with zeros for Θ
+        if any(s.factor != curved[1].factor for s in curved):  # all repetitions share code, so Θ starts from zeros
             other = curved[1].factor
             assert other is not None
             self.per_row(other.shape[1], f"m{other.name}[r] = {self.number(0.0)};")
@@ -141,19 +141,19 @@ class SheetSteps(StepWriter):
                 self.per_row(curved[0].op.shape[1], f"{name}[r] = {value}[r];")
 
     def down(self, sums: AxisSum, rows: str) -> list[str]:
-        """Sums down the rows that stop at the wall."""
+        """Statements for sums down the rows that stop at the wall."""
         at = self.segment.rows.at
         if self.segment.rows.cycle(sums.out_size) > sums.out_size:
-            return super().down(sums, rows)  # a sum that crosses the wall counts nothing
+            return super().down(sums, rows)  # sums that cross the wall are not used
         walls = [(sums.size - a, sums.out_size - b) for a, b in zip(at[sums.size], at[sums.out_size], strict=True)]
         terms = [(m, p) for m, row in enumerate(sums.sources) for p in row]
-        if all((p < wall) == (m < out) for wall, out in walls for m, p in terms):  # no sum is on both sides of a wall
+        if all((p < wall) == (m < out) for wall, out in walls for m, p in terms):  # no sum crosses a wall
             return super().down(sums, rows)
         chains = _outwards(sums, walls)
         return self._compared(sums, rows) if chains is None else self._masked(sums, rows, chains)
 
     def _masked(self, sums: AxisSum, rows: str, chains: list[tuple[int, list[int], list[int]]]) -> list[str]:
-        """Each sum from its own row outwards, with a factor of zero where it would cross the wall."""
+        """Write each sum from its own row outwards, with a factor of zero where it would cross the wall."""
         n, v = sums.size, self.layout.vector
         groups = -(-n // v)
         body = [
@@ -178,7 +178,7 @@ class SheetSteps(StepWriter):
         return [f"{name}(S, {rows}, walls_{n});"]
 
     def _compared(self, sums: AxisSum, rows: str) -> list[str]:
-        """Sums of any kind: a term counts if it is on its sum's side of the wall."""
+        """Write sums of any kind: a term counts if it is on its sum's side of the wall."""
         lines = []
         for m, row in enumerate(sums.sources):
             terms = [f"(({p} < wall) == ({m} < end) ? V[{p}] : {self.number(0.0)})" for p in row]
@@ -188,7 +188,7 @@ class SheetSteps(StepWriter):
         return [f"{name}(S, {rows}, {sums.size} - sy_{sums.size}, {sums.out_size} - sy_{sums.out_size});"]
 
     def column_sums(self, sums: AxisSum, stage: Stage, x: str) -> list[str]:
-        """As without walls, but a term counts only on its own side: (column < wall) must agree."""
+        """Sums along the width as without walls, but a term counts only on its own side: (column < wall) must agree."""
         zero, one = self.number(0.0), self.number(1.0)
         n, out = sums.size, sums.out_size
         window = sums.offsets(1)
@@ -208,14 +208,14 @@ class SheetSteps(StepWriter):
             lines.append(f"x = fma({mask}, {value}, x);" if lines else f"real x = {mask} * {value};")
         return lines
 
-    # ---- what goes in and out ----------------------------------------------------------------------------------------
+    # ---- input and output of segments --------------------------------------------------------------------------------
 
     def area(self, segment: Segment) -> int:
-        """Entries of all sheets that the pool before a segment leaves of one map."""
+        """Number of entries of all sheets of one map that the pool before a segment writes."""
         return self.slots * segment.rows.count * segment.columns.count * math.prod(segment.start.shape)
 
     def pooled(self) -> None:
-        """The sheets that the pool before this segment has left."""
+        """Read the sheets that the pool before this segment has written."""
         k, segment = self.k, self.segment
         _, h, w = segment.start.shape
         late = self.runs[k - 1].late
@@ -231,10 +231,10 @@ class SheetSteps(StepWriter):
                     self.per_row(h, f"m{m.name}[r] += {' + '.join(terms[SIDES:])};")
 
     def pool(self, stage: Stage) -> None:
-        """Sums over 2 × 2 windows: even and odd rows to one coarse shift or to two, likewise columns.
+        """Sum over 2 × 2 windows: even and odd rows go to one coarse shift or to two, likewise columns.
 
-        The shifts 2D − 1, 2D and 2D + 1 of the rows, one after the other, are added in registers (`sums`) before they
-        go to the sheets of D.
+        The row shifts 2D − 1, 2D and 2D + 1, one after the other, are added in registers (`sums`) before they are
+        written to the sheets of D.
         """
         k, segment, coarse = self.k, self.segment, self.chain.segments[self.k + 1]
         _, h, w = coarse.start.shape
@@ -265,7 +265,7 @@ class SheetSteps(StepWriter):
             self.put("__syncwarp();")
 
     def _flush(self, target: tuple[int, ...], slot: int, stage: Stage, coarse: Segment, sums: str) -> None:
-        """The sums go where `target` says for each shift of the rows, −1 for nowhere."""
+        """Write the sums to the sheet that `target` gives for each row shift, −1 for none."""
         _, h, w = coarse.start.shape
         table = self.array("row_target", SHORT, target)
         stride = coarse.columns.count * self.slots * h * w
@@ -291,7 +291,7 @@ class SheetSteps(StepWriter):
             )
 
     def weighted(self) -> None:
-        """The last segment's maps, summed with the weights that their places have."""
+        """Sum the last segment's maps with the weights of their locations."""
         rows, columns = self.chain.row_weights, self.chain.column_weights
 
         def weights(name: str, items: tuple[tuple[float, ...], ...]) -> str:
@@ -311,9 +311,9 @@ class SheetSteps(StepWriter):
 
 
 def _with_tangents(linear: list[Step], curved: list[Step]) -> tuple[list[Step], list[Step]] | None:
-    """The sums and the nonlinearities with what is done for Θ beside them; None where that is not always in one array.
+    """Add the steps for Θ to the sums and nonlinearities; None if the map for Θ is not always in one array.
 
-    `linear` are steps without their nonlinearity; beside them the sums are over what is carried for Θ.
+    `linear` are steps without their nonlinearity; the sums beside them are over the map propagated for Θ.
     """
     if all(s.beside is None for s in (*linear, *curved)):
         return linear, curved
@@ -329,16 +329,16 @@ def _with_tangents(linear: list[Step], curved: list[Step]) -> tuple[list[Step], 
 
 
 def _beside(step: Step, other: Map, like: Step) -> Step:
-    """Sums, and beside them those over the map `other` that `like` has."""
+    """Add to a step the sums over the map `other` that `like` has beside it."""
     assert like.beside is not None
     op = replace(like.beside.op, activation=None, tangent=None)
     return replace(step, beside=replace(like.beside, op=op, src=other, times=None, dst=other))
 
 
 def _outwards(sums: AxisSum, walls: Sequence[tuple[int, int]]) -> list[tuple[int, list[int], list[int]]] | None:
-    """For each sum its own row, and the rows before and behind it, nearest first; a wall cuts off what is beyond it.
+    """For each sum its own row, and the rows before and after it, nearest first; a wall cuts off the rows beyond it.
 
-    None where the rows of a sum are not neighbours, or its side of a wall is not that of one of its rows.
+    None if the rows of a sum are not contiguous, or none of its rows is always on its side of the walls.
     """
     found = []
     for m, row in enumerate(sums.sources):

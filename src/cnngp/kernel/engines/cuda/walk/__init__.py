@@ -1,1 +1,1 @@
-"""The general kernels: a block of threads walks through a program of any kind, operation by operation."""
+"""The general kernels: a block of threads walks through any program, operation by operation."""

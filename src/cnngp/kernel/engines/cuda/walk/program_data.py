@@ -1,7 +1,7 @@
-"""A program as numbers on a card: what a block of threads reads while it walks through the program (program_walk.py).
+"""Encoding of a program as numbers on the GPU, which a block of threads reads as it walks through it (program_walk.py).
 
-A program with pools can have tens of thousands of operations, so they are not text. The text depends on the
-nonlinearities and on sizes. That of a gradient does not depend on the network's parameters: a search over these
+A program with pools can have tens of thousands of operations, so they are data, not text. The text depends on the
+nonlinearities and on sizes. The text of a gradient does not depend on the network's parameters, so a search over these
 compiles it once. The same numbers serve pairs of images and, in float64, an image with itself; for gradients they
 include the backward steps.
 """
@@ -25,16 +25,16 @@ from cnngp.network.layers import Nonlinearity
 from ..kernel_frame import TableLayout
 
 OPERATION, BACKWARD, TOTAL, TO_PIXELS = range(4)
-"""The kinds of steps. All but the first are those of gradients: see program/ops.py."""
+"""Kinds of steps. All but the first belong to gradients: see program/ops.py."""
 MOST_KNOWN = 24
-"""Number of sums along axes that get code of their own sizes: each takes time to compile."""
+"""Largest number of sums along axes that get code for their sizes, because each takes time to compile."""
 
 
 class Pass(NamedTuple):
-    """A sum along one axis: `results` of them, `inner` elements at each place.
+    """Sums along one axis: `results` in number, with `inner` elements at each location.
 
-    Over windows of `k` places `step` apart, the first of output m at m · stride + start, with zeros outside; or (k < 0)
-    over places that are listed from `start` on.
+    They are over windows of `k` locations `step` apart, the first of output m at m · stride + start, with zeros
+    outside; or (k < 0) over locations that are listed from `start` on.
     """
 
     size: int
@@ -48,9 +48,9 @@ class Pass(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """Planes of `size` numbers, `width` a row, that go to a table row: where the first image's stand, and the second's.
+    """Copy of planes of `size` numbers, `width` per row, to a table row: at `offset`, and at `twice` for second images.
 
-    `twice` is 0 where there is no such second part (sheets/sheet_steps.py).
+    `twice` is 0 if second images have no part of their own (sheets/sheet_steps.py).
     """
 
     source: int
@@ -64,9 +64,9 @@ class Copy(NamedTuple):
 
 
 class ProgramData:
-    """The numbers of a program or, with `reverse`, of its gradient, and what the text has to know of them.
+    """The numbers of a program or, with `reverse`, of its gradient, and their properties that the text depends on.
 
-    `size` counts the elements of all maps, with two at the end for what is between sums.
+    `size` is the number of elements of all maps, with two temporary maps at the end for results between sums.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class ProgramData:
         self.pixels = program.channels * math.prod(program.shape)
         self.sites = max(1, len(program.activations))
         ops, self.forwards = program.ops, len(program.ops)
-        """The steps that come before all backward steps."""
-        if reverse is not None:  # as many steps whatever the parameters: those that are spare do nothing
+        """Number of steps before the first backward step."""
+        if reverse is not None:  # the number of steps must not depend on parameters: spare ones do nothing
             spare = Op("", NOTHING, reverse.seed, (0, 1, 1), (0, 1, 1))
             ops, self.forwards = (*reverse.steps, *[spare] * reverse.spare), reverse.forwards
         if program.input is not None:  # the product of the two images is an operation like the others
@@ -86,12 +86,12 @@ class ProgramData:
             ops, self.forwards = (product, *ops), self.forwards + 1
         self.ops = ops
         self.moving = any(not op.is_still for op in ops)
-        """An image meets itself at two places, below a pool."""
+        """True with pools, where an image is paired with itself at two locations."""
         self.whole = all(op.first == op.second == (0, 0, 0) and op.shape == self._table(op) for op in ops)
-        """The places of all maps are those of the tables."""
+        """True if the locations of all maps are those of the tables."""
         self.shifts: list[int] = []
         self.shifts_at: dict[int, int] = {}
-        """Steps of all rows of each series: of the even ones from here backwards, of the odd ones onwards."""
+        """Start of the steps of each series' rows in `shifts`: even rows from here backwards, odd rows forwards."""
         for at, rows in series.items():
             self.shifts_at[at] = len(self.shifts) + len(rows.every[0])
             self.shifts += [*reversed(rows.every[0]), *rows.every[1]]
@@ -99,7 +99,7 @@ class ProgramData:
         *self.buffers, end = accumulate(program.buffers, initial=0)
         value = program.output if reverse is None else reverse.value
         self.ends = [self.buffers[v] for v in (value, program.theta) if v is not None]
-        """Maps that end as K and, in a tangent kernel's program, Θ."""
+        """Offsets of the maps that end as K and, in a tangent kernel's program, Θ."""
         self.backward = None if reverse is None else BackwardData(reverse, self)
         self._passes: dict[tuple[Pass, ...], int] = {}
         self._lists: list[int] = []
@@ -107,11 +107,11 @@ class ProgramData:
         sizes = [layout.sites[a.site].planes * a.size for a in program.activations]
         *starts, self.own_size = accumulate(sizes, initial=0)
         self.own = {a.site: start for a, start in zip(program.activations, starts, strict=True)}
-        """Places of the nonlinearities' numbers in the float64 table of one image."""
+        """Offsets of the nonlinearities' numbers in the float64 table of one image, by site."""
         self.temporary = 1
         self.numbered = [self._ints(op) for op in ops]
         self.layers = list(self._formulas.values())
-        """The formulas that operations take: of a nonlinearity, or of its slope."""
+        """The formulas that operations use, (nonlinearity, True for its slope)."""
         self.size = end + 2 * self.temporary
         self._every_pass = [one for sums in self._passes for one in sums]
         steps = [list(numbers.values()) for numbers in self.numbered]
@@ -129,22 +129,22 @@ class ProgramData:
             "Pass": ("int", Pass._fields),
             "Copy": ("int", Copy._fields),
         }
-        """Type and names of the numbers, as the text reads them."""
+        """Type and field names of the structs by which the text reads the numbers."""
 
     def _table(self, op: Op) -> Shape:
-        """The whole map that a table keeps, of which an operation may read a part."""
+        """Shape of the whole map in a table, of which an operation may read a part."""
         return self.program.shape if op.src == PIXELS else op.shape if op.activation is None else op.activation.shape
 
     def _ints(self, op: Op) -> dict[str, int]:
-        """The whole numbers of a step: `struct Op` of the text. Maps and tables are given by where they begin."""
+        """Integers of a step: `struct Op` of the text. Maps and tables are given by their offsets."""
         a, table, formula = op.activation, self._table(op), -1
         if a is not None:
-            # Of a gradient layers with other numbers share the formula of their family.
+            # In a gradient, layers with different parameters share the formula of their family.
             key = (a.layer if self.backward is None else a.formula.family), op.tangent is not None
             self._formulas.setdefault(key, (a.layer, op.tangent is not None))
             formula = list(self._formulas).index(key)
         sums = self._sums(op)
-        if sums and sums not in self._passes:  # the same sums one after the other stand once
+        if sums and sums not in self._passes:  # equal sequences of sums are stored once
             self._passes[sums] = sum(map(len, self._passes))
         if sums or (self.backward is not None and not op.is_still):
             self.temporary = max(self.temporary, math.prod(op.shape), *(one.results for one in sums))
@@ -153,13 +153,13 @@ class ProgramData:
         rows = None if a is None else self.series.get(a.site)
         found = {
             "kind": OPERATION,
-            # maps, number of the nonlinearity's formula or -1, elements that are read and made
+            # maps, number of the nonlinearity's formula or -1, elements that are read and written
             "src": op.src if op.src in (PIXELS, NOTHING) else self.buffers[op.src],
             "dst": self.buffers[op.dst],
             "formula": formula,
             "size": math.prod(op.shape),
             "out_size": math.prod(op.out_shape),
-            # the sheet, and the whole map that tables keep; where the sheet begins in it for either image
+            # the sheet, and the whole map in the tables; the sheet's offset in it for each image
             "width": op.shape[2],
             "height": op.shape[1],
             "table_width": table[2],
@@ -176,14 +176,14 @@ class ProgramData:
             # sums along axes
             "first_pass": self._passes.get(sums, 0),
             "passes": len(sums),
-            # the series of an Elementwise: where it is, its even and odd rows, the steps between their powers
+            # the series of an Elementwise: its offset, its even and odd rows, the steps between their powers
             "series": 0 if rows is None else rows.at,
             "even": 0 if rows is None else rows.even,
             "odd": 0 if rows is None else rows.odd,
             "shifts": 0 if a is None else self.shifts_at.get(a.site, 0),
-            # the map that a slope is multiplied with, -1 for none
+            # the map by which a slope is multiplied, -1 for none
             "times": -1 if op.tangent is None or op.tangent.times == NOTHING else self.buffers[op.tangent.times],
-            # backward steps: whether a map is written, where the shares of variances begin, the two sums, -1 for none
+            # backward steps: 1 if a map is written, offset of the shares of variances, the two sums, -1 for none
             "writes": 0,
             "shares": 0,
             "slot": -1,
@@ -192,7 +192,7 @@ class ProgramData:
         return found if self.backward is None else found | self.backward.numbers(op, self.buffers)
 
     def _sums(self, op: Op) -> tuple[Pass, ...]:
-        """The sums along axes that an operation makes one after the other."""
+        """Sums along axes that an operation makes, one after the other."""
         shape, found = list(op.shape), []
         for axis, s in enumerate(op.sums or ()):
             if s.is_identity:
@@ -211,7 +211,7 @@ class ProgramData:
         return tuple(found)
 
     def _copy(self, number: int, at: int) -> Copy:
-        """The copy of the pixels, or of a nonlinearity's numbers."""
+        """Copy of the pixels, or of a nonlinearity's numbers."""
         layout = self.layout
         site = layout.input if number == PIXELS else layout.sites[number]
         size, width, pitch = math.prod(site.shape), site.shape[2], layout.pitch(layout.held(site.shape)[2])
@@ -219,7 +219,7 @@ class ProgramData:
 
     @property
     def known_passes(self) -> list[tuple[Pass, list[int]]]:
-        """The sums with the most work, and the numbers under which they stand among all."""
+        """The sums with the most work, each with its indices among all passes."""
         passes = self._every_pass
         work: Counter[Pass] = Counter()
         for op in self.numbered:
@@ -232,9 +232,9 @@ class ProgramData:
 class BackwardData:
     """Numbers that the backward steps of a gradient add to those of a program.
 
-    An image collects `entries` shares: those of its variances and, behind them, of its pixels where those are asked
-    for. `slots` sums are made; `shares[s]` has the parameters that sum s belongs to, with their factors. A program with
-    pools has sums for each of its sheets, and those that belong to the same parameters in the same way are one here.
+    Each image collects `entries` shares: those of its variances, and then those of its pixels if needed. There are
+    `slots` sums; `shares[s]` has the parameters to which sum s contributes, with their factors. A program with pools
+    has sums for each of its sheets; those that contribute to the same parameters with the same factors are merged here.
     """
 
     def __init__(self, reverse: Reverse, data: ProgramData) -> None:
@@ -251,7 +251,7 @@ class BackwardData:
         self._slot_of = {slot: self.shares.index(parts) for slot, parts in belongs.items()}
 
     def numbers(self, step: Op, buffers: Sequence[int]) -> dict[str, int]:
-        """The numbers of a step that an operation has not."""
+        """Numbers of a step that an ordinary operation does not have."""
         match step:
             case Back():
                 slot, extra = (self._slot_of.get(step.slot + k, -1) for k in range(2))
@@ -267,7 +267,7 @@ class BackwardData:
 
 
 def _reals(op: Op) -> dict[str, float]:
-    """The factors of a step: `struct Numbers` of the text."""
+    """Factors of a step: `struct Numbers` of the text."""
     a = op.activation
     alpha, beta = (0.0, 0.0) if a is None else a.coefficients
     unit, own = 1.0 if a is None else a.unit, 0.0 if op.tangent is None else op.tangent.own

@@ -1,9 +1,9 @@
-"""The walk of a block of threads through a program (program_data.py), as CUDA text.
+"""CUDA text of the walk of a block of threads through a program (program_data.py).
 
-It runs in the working precision on two images and in float64 on one image with itself: there, operations without
-displacement give the variances, and leave in the image's own table what the others read. Maps lie in shared memory, or
-in scratch memory of the block's own where they do not fit. Each operation takes its nonlinearity, then sums along one
-axis after the other; between them results go to and fro between two maps.
+It runs in the working precision on two images and in float64 on one image with itself: there, operations of
+displacement zero give the variances, and write the image's own table, which the others read. Maps are in shared memory,
+or in the block's own scratch memory if they do not fit. Each operation applies its nonlinearity and then sums along one
+axis after another; between sums the results alternate between two temporary maps.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from ..formula_text.formula_writer import filled
 from ..kernel_frame import Launch
 from .program_data import OPERATION, ProgramData
 
-SHARED_MOST = 100 * 1024  # bytes of shared memory a block takes at most, so that a multiprocessor has room for two
-PARTS = 2 * 64 * 8  # bytes of shared memory that a gradient's sums of warps take beside the maps, at most
+SHARED_MOST = 100 * 1024  # largest shared memory of a block in bytes, so that a multiprocessor has room for two
+PARTS = 2 * 64 * 8  # largest shared memory in bytes of a gradient's per-warp sums, besides the maps
 GIVEN = "scratch", "panels", "program", "numbers"
-"""What a kernel that walks gets behind its arguments."""
+"""Arrays that follow the arguments of a kernel that walks."""
 GIVEN_TEXT = """\
 char* __restrict__ scratch, const double* __restrict__ panels, const int* __restrict__ program,
     const double* __restrict__ numbers"""
 
-# What an operation does with a result, and its sums along an axis. Sums with the most work have code of their own
-# sizes (`Known`): the compiler divides by multiplying, and unrolls windows.
+# Combination of an operation's result with old values, and sums along an axis. Sums with the most work have code for
+# their sizes (`Known`), so that the compiler replaces divisions by multiplications and unrolls windows.
 SUMS = """\
 template <class R> __device__ __forceinline__ R combined(const Numbers& x, const R* old, R value)
 {
@@ -62,11 +62,11 @@ __device__ __forceinline__ void run_pass(R* to, const R* from, const P pass, con
     }
 }
 """
-# Where element e of a sheet is in the map that it is part of.
+# Location of element e of a sheet in the map that it is part of.
 PLACE = """\
     const int row = e / op.width, z = row / op.height;
     return z * op.table_plane + (row - z * op.height) * op.table_width + e - row * op.width;"""
-# Formulas in float64, whatever the working precision; they run once an image, so plain division and roots will do.
+# Formulas in float64 for any working precision; they run once per image, so plain division and roots are fast enough.
 EXACT = """\
 // Numbers that are not negative order like their bits, and a NaN is above them all.
 __device__ __forceinline__ void peak(double* at, double K)
@@ -87,10 +87,10 @@ CONSTANTS |= {name: f"op.{name}" for name in ("even", "odd", "shifts")}
 def memory(
     data: ProgramData, real: str, shared_limit: int, own: bool = False, gradient: bool = False
 ) -> tuple[str, Launch]:
-    """The maps of a block, `mem`, in shared memory or, where they do not fit, in its scratch memory.
+    """Write the declarations of a block's maps, `mem`, in shared memory or, if they do not fit, in scratch memory.
 
-    Of a gradient the `sums` stand behind them, in float64. Before all scratch memory stands an image's `own` table, of
-    a gradient with the shares that it was `given` behind it.
+    For a gradient the `sums` in float64 follow the maps. Scratch memory begins with an image's `own` table if needed,
+    followed, for a gradient, by the shares that it was `given`.
     """
     entries, slots, most, resident = 0, 0, 256, 2
     if gradient and data.backward is not None:
@@ -112,14 +112,14 @@ def memory(
 
 
 def common(data: ProgramData, walks: bool) -> str:
-    """Types and functions that all kernels of a text share; `walks`: pairs walk too."""
+    """Write types and functions that all kernels of a text share; `walks`: the kernel of pairs walks too."""
     layers = [layer for layer, _ in data.layers]
     gradients = data.backward is not None
     structs = "".join(
         f"struct {name} {{ {kind} {', '.join(fields)}; }};\n" for name, (kind, fields) in data.structs.items()
     )
     own = "".join(_own_formula(k, data, layer, slope) for k, (layer, slope) in enumerate(data.layers))
-    known = ""  # sums along axes: those with the most work have code of their own sizes
+    known = ""  # sums along axes: those with the most work have code for their sizes
     for sizes, numbers in data.known_passes:
         labels, template = " ".join(f"case {n}:" for n in numbers), ", ".join(map(str, sizes))
         known += f"    {labels} run_pass(to, from, Known<{template}>(), lists, x, last); break;\n"
@@ -145,7 +145,7 @@ template <class R> __device__ __forceinline__ void run_known(int number, R* to, 
 
 
 def _pair_formulas(data: ProgramData) -> str:
-    """Formulas of pairs, and what gradients take of them; the images' numbers are `plane` apart."""
+    """Write the formulas of pairs, also those for gradients; the images' numbers are `plane` apart."""
     texts = []
     for k, (layer, slope) in enumerate(data.layers):
         text, one, other = text_of(layer), ["Terms{first, plane}"], ["Terms{second, plane}"]
@@ -167,9 +167,9 @@ __device__ __forceinline__ {kind} {name}_{k}(real K, const Op& op, const Numbers
 
 
 def _own_formula(k: int, data: ProgramData, layer: Nonlinearity, slope: bool) -> str:
-    """Formula k of an image with itself. At equal places a nonlinearity leaves the numbers that other sheets read.
+    """Write formula k of an image with itself. At equal locations a nonlinearity writes the table for other sheets.
 
-    A slope comes before these are there.
+    A slope runs before the table is written.
     """
     text = text_of(layer)
     stores = ""
@@ -202,10 +202,10 @@ __device__ double own_{k}(double K, const Op& op, const Numbers& x, double* shee
 
 
 def walk(data: ProgramData, real: str, steps: int, own: bool, backward: str = "") -> str:
-    """The loop over the first steps: `mem` holds the maps, of two images or of an image with its `own` table.
+    """Write the loop over the first `steps`: `mem` holds the maps of two images, or of an image with its `own` table.
 
-    `backward` has the statements for steps of a gradient. Below pools only pairs use the code of known sizes: there an
-    image's sums are of as many kinds, and run once.
+    `backward` has the statements for steps of a gradient. With pools only pairs use the code for known sizes: a single
+    image has sums of as many kinds, but runs them once.
     """
     call = "run_pass(" if own and data.moving else "run_known(op.first_pass + s, "
     passes = f"((const Pass*)(program + {data.passes_at}))[op.first_pass + s]"

@@ -1,17 +1,17 @@
-"""The kernels that walk through a program: a block of threads owns an image, or a pair of images, at a time.
+"""The kernels that walk through a program: a block of threads owns one image, or one pair of images, at a time.
 
-    tables       images alone: the variance recursion, for every program
-    pairs        pairs, where no faster kernel fits, and beside a gradient
+    tables       single images: the variance recursion, for every program
+    pairs        pairs, if no faster kernel fits, and for the programs of gradients
     phase        a gradient's pairs, forwards and backwards, in the working precision
     self_pairs   a gradient's images with themselves, in float64: from the shares of their variances to the sums
 
 A pair of a gradient adds to sums over all pairs, and to the shares of its two images' variances. So that no two blocks
-add to the same image at a time, a launch takes pairs in which every image stands once at most: a `phase`. An image's
-shares are added up in the order of the phases, and so are the sums, of which every pair of a phase has its own.
-That makes results the same in every run, on any number of blocks.
+add to the same image at once, a launch takes pairs in which every image occurs at most once: a `phase`. An image's
+shares are added in the order of the phases, and so are the sums, of which every pair of a phase has its own. So the
+results are the same in every run, on any number of blocks.
 
-An image meets itself at equal places, where the maps are the variances and join what they got from pairs, and below a
-pool at two places.
+An image is paired with itself at equal locations, where the maps are the variances and receive the shares from pairs,
+and with pools also at two different locations.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .program_walk import GIVEN_TEXT, memory, walk
 
 
 def tables_kernel(data: ProgramData, shared_limit: int) -> tuple[str, Launch]:
-    """X (N, channels, locations) → table rows, the largest variance at each nonlinearity, K(x, x) and Θ(x, x)."""
+    """Write `tables`: X (N, channels, locations) → table rows, largest variances, K(x, x) and Θ(x, x)."""
     place, launch = memory(data, "double", shared_limit, own=True)
     results = "".join(
         f"\n        if (threadIdx.x == 0) diagonal[{k} * (long long)n + i] = numbers[{data.units_at + k}] * mem[{end}];"
@@ -51,7 +51,7 @@ extern "C" __global__ void tables(const real* __restrict__ X, real* __restrict__
 
 
 def _copy_planes(layout: TableLayout) -> str:
-    """The function that writes planes of numbers to a table row."""
+    """Write the function that copies planes of numbers to a table row."""
     v = layout.vector
     slot = f"(r / {v} * copy.pitch + c) * {v} + r % {v}" if v > 1 else "at"
     fold = ""
@@ -59,7 +59,7 @@ def _copy_planes(layout: TableLayout) -> str:
         fold = "\n        if (copy.pitch < copy.width) { r = 2 * r + c % 2; c /= 2; }  // a lane holds two columns"
     again = ""
     if layout.second:
-        # Where maps have fewer rows than the shifts, those that are missing are read but count nothing.
+        # If maps have fewer rows than the shifts, the missing ones are read but not used.
         cycle = "".join(f"height == {n} ? {c} : " for n, c in layout.cycles.items()) + "height"
         r = f"(g % groups * {v} + g / groups + k) % cycle"
         again = f"""
@@ -84,7 +84,7 @@ template <class R> __device__ void copy_planes(real* row, const R* from, const C
 
 
 def pairs_kernel(data: ProgramData, real: str, shared_limit: int) -> tuple[str, Launch]:
-    """K, and perhaps Θ, of every pair, one pair a block at a time."""
+    """Write `pairs`: K and optionally Θ of every pair, one pair per block at a time."""
     units = data.units_at
     place, launch = memory(data, real, shared_limit)
     theta = ""
@@ -114,7 +114,7 @@ extern "C" __global__ void pairs(const real* __restrict__ first, const real* __r
 
 
 def gradient_kernels(data: ProgramData, real: str, shared_limit: int) -> tuple[str, dict[str, Launch]]:
-    """∂L/∂variances and sums of the pairs of a phase; then the sums of images with themselves, and their pixels."""
+    """Write `phase` (∂L/∂variances and sums of a phase's pairs) and `self_pairs` (sums and pixels of single images)."""
     backward = data.backward
     assert backward is not None
     place, pairs = memory(data, real, shared_limit, gradient=True)
@@ -197,7 +197,7 @@ self_pairs(const real* __restrict__ rows, const double* __restrict__ seeds, cons
 
 
 def _backward(data: ProgramData, real: str, own: bool) -> str:
-    """The backward steps of a pair or of an image with itself, and the sums."""
+    """Write the backward steps of a pair or of an image with itself, and the sums."""
     assert data.backward is not None
     layers, branches = range(len(data.layers)), ""
     if own:

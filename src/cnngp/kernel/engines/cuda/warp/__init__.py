@@ -1,1 +1,1 @@
-"""Maps up to 32 wide in the registers of a warp, the whole network in one launch."""
+"""Kernel for maps up to 32 wide, in the registers of a warp, with the whole network in one launch."""

@@ -1,7 +1,7 @@
-"""Box sums over maps whose rows are registers and whose columns are lanes, as CUDA text.
+"""CUDA text of box sums over maps whose rows are registers and whose columns are lanes.
 
-Down the rows a sum is a few additions that outputs share; across the columns it is shuffles, in two levels where that
-takes fewer, with a 0/1 factor where a window leaves the map.
+Down the rows a sum is a few additions that outputs share; across the columns it consists of shuffles, in two levels if
+that takes fewer, with a 0/1 factor where a window leaves the map.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SumWriter(Writer):
         return self.define(("rows", sums), "row_sums", "\n".join([*lines, "}"]))
 
     def column_sums(self, sums: AxisSum, stage: Stage, x: str) -> list[str]:
-        """Statements that leave in `x` the sum along the map's width; what they need once is written ahead of them."""
+        """Statements that store the sum along the map's width in `x`; also puts the declarations that they need."""
         window = sums.offsets(1)
         gap = stage.lanes - max(sums.size, sums.out_size)
         zero, one = self.number(0.0), self.number(1.0)
@@ -78,10 +78,10 @@ class SumWriter(Writer):
         return lines
 
     def folded_column_sums(self, sums: AxisSum, stage: Stage, rows: str, folded: bool) -> list[str]:
-        """Sums along the width where a lane holds columns 2l and 2l + 1 of row r in `rows`[2r] and [2r + 1].
+        """Sums along the width for a lane that holds columns 2l and 2l + 1 of row r in `rows`[2r] and [2r + 1].
 
-        The result is left in x0 and x1 if it is `folded` too, else in x0. A term of an output is one of a lane's two
-        columns, or where the window has both their sum, at the same lane or some lanes away.
+        The result is in x0 and x1 if it is `folded` too, else in x0. A term of an output is one of a lane's two columns
+        or, if the window has both, their sum, from the same lane or from one some lanes away.
         """
         zero, one, lanes = self.number(0.0), self.number(1.0), sums.size // 2
         even, odd = f"{rows}[2 * r]", f"{rows}[2 * r + 1]"
@@ -102,13 +102,13 @@ class SumWriter(Writer):
         return lines
 
     def gathered(self, sums: AxisSum, pack: int, x: str, walls: bool = False) -> list[str]:
-        """Any sum: each term is fetched from the lane that a table names; −1 for a term that is not there.
+        """Statements for any sum: each term is fetched from the lane given by a table, −1 for no term.
 
-        With `walls` the table names columns, and a term counts if it is on its sum's side of the wall.
+        With `walls` the table gives columns, and a term counts if it is on its sum's side of the wall.
         """
         n, out, zero, one = sums.size, sums.out_size, self.number(0.0), self.number(1.0)
         lanes, taps = LANES // pack, max(map(len, sums.sources))
-        # For each lane the terms of its output, −1 where it has no more.
+        # For each lane the terms of its output, padded with −1.
         terms = [(*row, *[-1] * (taps - len(row))) for row in (*sums.sources, *[()] * (lanes - out))]
         columns = [[terms[lane % lanes][t] for lane in range(LANES)] for t in range(taps)]
         table = [[nu if nu < 0 else lane // lanes * lanes + nu for lane, nu in enumerate(row)] for row in columns]
@@ -129,10 +129,10 @@ class SumWriter(Writer):
 
 
 def additions(sums: AxisSum) -> tuple[list[tuple[int, int]], list[list[int]]]:
-    """Sums of rows as few additions: symbol `size` + k is the sum of the k-th pair of symbols, and each output is the
-    sum of the symbols listed for it, where those below `size` are the rows.
+    """Reduce sums of rows to few additions: symbol `size` + k is the sum of the k-th pair of symbols, and each output
+    is the sum of the symbols listed for it; symbols below `size` are the rows.
 
-    Greedy sharing of neighbouring terms: a window of 3 takes 1.4 additions an output, one of 7 takes 2.0.
+    Neighbouring terms are shared greedily: a window of 3 takes 1.4 additions per output, one of 7 takes 2.0.
     """
     outputs = [list(row) for row in sums.sources]
     partial: list[tuple[int, int]] = []
@@ -157,9 +157,9 @@ TwoLevel = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 def two_level(offsets: Sequence[int]) -> TwoLevel:
-    """A window summed in two levels: offsets within blocks, where those stand, and single ones.
+    """Split a window into two levels: offsets within blocks, positions of the blocks, and single offsets.
 
-    The window −3 … 3 as {−1, 0, 1} at −2 and 2 and the middle: 4 shuffles instead of 6.
+    The window −3 … 3 is {−1, 0, 1} at −2 and 2 and the middle: 4 shuffles instead of 6.
     """
     best: TwoLevel = (0,), (), tuple(offsets)
     steps = {b - a for a, b in pairwise(offsets)}
@@ -192,14 +192,14 @@ def shuffles(levels: Sequence[Sequence[int]]) -> int:
 
 
 def is_total(sums: AxisSum) -> bool:
-    """One output that sums everything."""
+    """True for a single output that sums everything."""
     return sums.out_size == 1 and sums.sources[0] == tuple(range(sums.size))
 
 
 def folded_taps(sums: AxisSum, folded: bool) -> list[dict[int, set[int]]] | None:
-    """For each output of a lane, the lanes it reads, as distances, and which of their two columns.
+    """For each output of a lane, the lanes it reads, as distances, and the columns of these (0 or 1) that it reads.
 
-    None where the sum is not of this kind: the same window everywhere, with zeros outside, of stride 1 if the result is
+    None if the sum is not of this kind: the same window everywhere, with zeros outside, of stride 1 if the result is
     folded too and of stride 2 if it is not, and no output beyond the last lane that holds inputs.
     """
     stride = 1 if folded else 2
@@ -217,13 +217,13 @@ def folded_taps(sums: AxisSum, folded: bool) -> list[dict[int, set[int]]] | None
 
 
 def folded_rows(sums: AxisSum) -> AxisSum:
-    """Sums down the rows of a folded map: its two columns are interleaved, and summed each for itself."""
+    """Sums down the rows of a folded map, whose two interleaved columns are summed separately."""
     sources = (tuple(2 * nu + slot for nu in row) for row in sums.sources for slot in (0, 1))
     return AxisSum(2 * sums.size, tuple(sources))
 
 
 def _halving(x: str, lanes: int) -> list[str]:
-    """Adds up `x` over the first lanes of a pair; every lane gets the sum."""
+    """Statements that add `x` over the first lanes of a pair; every lane gets the sum."""
     return [f"{x} += __shfl_xor_sync(ALL, {x}, {1 << k});" for k in range((lanes - 1).bit_length())]
 
 
@@ -233,7 +233,7 @@ def mask_of(at: int) -> str:
 
 
 def _weighted(terms: list[tuple[str, int]], start: str) -> str:
-    """start + Σ of terms, each from the lane `at` places away, times its mask."""
+    """Write start + Σ of terms, each from the lane at distance `at` and times its mask."""
     text = start
     for name, at in sorted(terms, key=lambda t: (t[1] != 0, t[1])):
         if at == 0:
@@ -245,7 +245,7 @@ def _weighted(terms: list[tuple[str, int]], start: str) -> str:
 
 
 def shifted(x: str, d: int) -> str:
-    """The value of x in the lane d places away."""
+    """Write the value of x in the lane at distance d."""
     return x if d == 0 else f"__shfl_{'up' if d < 0 else 'down'}_sync(ALL, {x}, {abs(d)})"
 
 

@@ -1,11 +1,11 @@
 """The pair kernel for maps up to 32 wide: a warp owns its pairs, a lane a column, and the rows are registers.
 
-Vertical sums are register additions and horizontal ones shuffles. Where maps have shrunk, several pairs lie side by
-side in the warp (`Stage`); maps wait in shared memory until their neighbours are there too. The whole network is one
-launch, and nothing but table rows is read and one number a pair written.
+Vertical sums are register additions and horizontal ones shuffles. When maps have shrunk, several pairs lie side by side
+in the warp (`Stage`); maps wait in shared memory until their neighbours are ready. The whole network is one launch that
+reads only table rows and writes one number per pair.
 
-This file decides which programs are run so, how they are launched, and writes the frame: which pairs a warp takes, its
-stages, and what goes in and comes out. warp_layout.py lays a program over the warp, warp_steps.py writes the steps.
+This file decides which programs run this way and how they are launched, and writes the frame: the pairs of a warp, its
+stages, their input and output. warp_layout.py lays a program out over the warp, warp_steps.py writes the steps.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .box_sums import folded_taps, is_total
 from .warp_layout import LANES, Stage, parked, stages
 from .warp_steps import StepWriter
 
-BAND = 16  # blocks run in bands this many wide, so that the table rows in use at one time stay in the L2 cache
+BAND = 16  # width of the bands in which blocks run, so that the table rows in use stay in the L2 cache
 
 
 def words(program: Program, dtype: str) -> int:
-    """32-bit registers that the live maps take at the worst moment, roughly."""
+    """Approximate largest number of 32-bit registers that live maps take at once."""
     return live_words(in_registers(program), dtype)
 
 
@@ -40,17 +40,17 @@ def live_words(registers: Registers, dtype: str) -> int:
 
 
 def fits(program: Program, dtype: str) -> bool:
-    """Whether maps are flat, narrow enough for a warp and few enough for its registers, and formulas short."""
+    """True if maps are flat, narrow enough for a warp and few enough for its registers, and formulas are short."""
     if any(isinstance(a.layer, Elementwise) for a in program.activations):
-        return False  # dozens of table entries a location: nothing is gained by keeping the map itself in registers
+        return False  # with dozens of table entries per location, keeping the map in registers gains nothing
     shapes = [program.shape, *(op.out_shape for op in program.ops)]
     return all(d == 1 and w <= LANES for d, _, w in shapes) and words(program, dtype) <= 136
 
 
 def fold_from(program: Program) -> int:
-    """The width from which on a lane holds two neighbouring columns: fewer shuffles and additions, more registers.
+    """Width from which on a lane holds two neighbouring columns: fewer shuffles and additions, more registers; or 0.
 
-    Only where a single map is alive at a time; two would leave too few warps (docs/gpu.md). 0: nowhere.
+    Used only if a single map is alive at a time; two would leave too few warps (docs/gpu.md).
     """
     shapes = [program.shape, *(op.out_shape for op in program.ops)]
     if words(program, "float") > min(36, max(h for _, h, _ in shapes)):
@@ -60,7 +60,7 @@ def fold_from(program: Program) -> int:
 
 
 def foldable(program: Program, fold: int) -> bool:
-    """Whether every sum across a folded map is one that `folded_column_sums` knows."""
+    """True if `folded_column_sums` can write every sum across a folded map."""
     for op in program.ops:
         if op.sums is None or op.sums[2].is_identity:
             continue
@@ -71,11 +71,11 @@ def foldable(program: Program, fold: int) -> bool:
 
 
 def launch_shape(program: Program, dtype: str, folded: bool, pack: int) -> tuple[int, int, int, int]:
-    """(rows of warps in a block, columns of warps, blocks a multiprocessor should hold, groups of pairs a warp).
+    """Return (rows of warps in a block, columns of warps, blocks per multiprocessor, groups of pairs per warp).
 
-    As measured (docs/gpu.md): 16 warps a multiprocessor, in blocks whose warps share the table rows of one column image
-    and stay close enough to share instructions too; 20 where only one small map is alive. A warp takes several groups
-    one after the other only where pairs are few: over many stages the warps of a block drift apart.
+    As measured (docs/gpu.md): 16 warps per multiprocessor, in blocks whose warps share the table rows of one column
+    image and stay close enough to share instructions too; 20 if only one small map is alive. A warp takes several
+    groups one after the other only if pairs are few: over many stages the warps of a block drift apart.
     """
     need = words(program, dtype)
     if folded:
@@ -83,7 +83,7 @@ def launch_shape(program: Program, dtype: str, folded: bool, pack: int) -> tuple
     if dtype == "double":
         return (4, 1, 3, 4) if need <= 64 else (8, 1, 1, 2)
     again = 8 if pack == 1 else 1
-    if program.theta is not None and need > 96:  # four maps are alive: a multiprocessor has registers for 12 warps or 8
+    if program.theta is not None and need > 96:  # four maps alive: registers for 12 or 8 warps per multiprocessor
         return (12, 1, 1, 1) if need <= 120 else (8, 1, 1, 1)
     if need <= 40:
         return 4, 1, 5, again
@@ -91,7 +91,7 @@ def launch_shape(program: Program, dtype: str, folded: bool, pack: int) -> tuple
 
 
 class KernelWriter(StepWriter):
-    """Writes the kernel of one program, laid over the warp in the stages of `plan`, for `pack` pairs at a time."""
+    """Writes the kernel of one program, laid out over the warp in the stages of `plan`, for `pack` pairs at a time."""
 
     def __init__(self, program: Program, layout: TableLayout, dtype: str) -> None:
         super().__init__(dtype, layout)
@@ -102,9 +102,9 @@ class KernelWriter(StepWriter):
         self.parks, self.shared = parked(self.plan, self.pack)
 
     def kernel(self, shared_limit: int, shape: tuple[int, int, int, int] | None = None) -> tuple[str, Launch]:
-        """The whole text. Blocks that would not get their shared memory are halved.
+        """Write the whole text. Blocks that would exceed the shared memory are halved.
 
-        A block has `rows` × `columns` warps, and a warp takes its pairs along the columns.
+        A block has `rows` × `columns` warps, and the pairs of a warp are along the columns.
         """
         pack, shared, folded = self.pack, self.shared, bool(self.layout.fold)
         rows, columns, resident, repeat = shape or launch_shape(self.program, self.dtype, folded, pack)

@@ -1,6 +1,6 @@
-"""A program laid over a warp: pairs side by side in stages, repeated blocks as loops.
+"""Layout of a program over a warp: pairs side by side in stages, repeated blocks as loops.
 
-Pure functions of the program, with no CUDA text in them.
+Pure functions of the program, without CUDA text.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from ..kernel_frame import TableLayout, held
 from ..registers import Map, Registers, Step
 
 LANES = 32
-PACKS = (1, 2, 4, 8)  # pairs that one warp takes through the network together
+PACKS = (1, 2, 4, 8)  # numbers of pairs that one warp can process together
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Consecutive steps with `pack` pairs side by side in the warp; `live_in` and `live_out` are handed on."""
+    """Consecutive steps with `pack` pairs side by side in the warp, from the maps `live_in` to the maps `live_out`."""
 
     pack: int
     steps: tuple[Step, ...]
@@ -28,7 +28,7 @@ class Stage:
 
     @property
     def lanes(self) -> int:
-        """The lanes that belong to one pair: its columns and a gap."""
+        """Number of lanes of one pair: its columns and a gap."""
         return LANES // self.pack
 
 
@@ -69,9 +69,9 @@ def stages(registers: Registers, fold: int) -> tuple[Stage, ...]:
 
 
 def parked(plan: Sequence[Stage], pack: int) -> tuple[list[dict[int, int]], int]:
-    """Places where each stage leaves its maps in shared memory, and how many entries that takes.
+    """Offsets at which each stage stores its maps in shared memory, and the number of entries needed.
 
-    Even stages from 0 on, odd ones behind them.
+    Even stages are stored from 0 on, odd ones after them.
     """
     sizes = [[pack * math.prod(m.shape) for m in s.live_out] for s in plan[:-1]]
     even, odd = (max(map(sum, sizes[k::2]), default=0) for k in (0, 1))
@@ -86,7 +86,7 @@ def parked(plan: Sequence[Stage], pack: int) -> tuple[list[dict[int, int]], int]
 class Loop:
     """Repetitions of a block; `steps[b][k]` is step k of repetition b. A single block is repeated once.
 
-    `stride` is how far the table moves from one repetition to the next.
+    `stride` is the distance of table entries from one repetition to the next.
     """
 
     steps: tuple[tuple[Step, ...], ...]
@@ -94,7 +94,7 @@ class Loop:
 
 
 def loops(steps: Sequence[Step], layout: TableLayout) -> tuple[Loop, ...]:
-    """The steps as loops over blocks that repeat, so that code size does not grow with depth."""
+    """Group the steps into loops over repeated blocks, so that code size does not grow with depth."""
     found: list[Loop] = []
     i = 0
     while i < len(steps):
@@ -125,12 +125,12 @@ def _repetitions(steps: Sequence[Step], start: int, period: int, layout: TableLa
 
 
 def _moved(step: Step, following: Step, layout: TableLayout) -> int:
-    """How far the table moves from one nonlinearity to another."""
+    """Distance of table entries from one nonlinearity to another."""
     return layout.sites[following.curve.site].offset - layout.sites[step.curve.site].offset
 
 
 def _shape_of(step: Step) -> object:
-    """What must agree for two steps to be one piece of code; numbers may differ, they are looked up."""
+    """Key in which two steps must agree to share code; numbers may differ, because they are looked up in tables."""
     op, a = step.op, step.activation
     own = (step.src, step.dst, op.shape, op.sums, op.keep == 0.0, op.bias == 0.0, a and (a.layer, a.shape))
     return (own, op.tangent is None, step.times, step.beside and _shape_of(step.beside))
@@ -138,12 +138,12 @@ def _shape_of(step: Step) -> object:
 
 @dataclass(frozen=True)
 class Run:
-    """Consecutive steps that share their core, f and the sums, and differ only in what goes in and comes out.
+    """Consecutive steps that share their core, f and the sums, and differ only in their input and output arrays.
 
     The core works in place on the array `work`: a step whose source is another array copies it there first, and one
     whose result is another array combines it afterwards. A block of two such steps then takes half the code, which
-    fits the instruction cache closest to the scheduler; the copies cost less than the fetches. What is carried for Θ
-    has a work array of its own, `beside`.
+    fits into the instruction cache closest to the scheduler; the copies cost less than the fetches. The map for Θ has a
+    work array of its own, `beside`.
     """
 
     steps: tuple[Step, ...]
@@ -153,7 +153,7 @@ class Run:
 
     @property
     def carried(self) -> list[tuple[int, list[tuple[Map, Step]]]]:
-        """For each work array, what goes into it at every step, and the operation that is done on it."""
+        """For each work array, the map that is copied into it at every step, and the step that runs on it."""
         found: list[tuple[int, list[tuple[Map, Step]]]] = [(self.work, [(s.src, s) for s in self.steps])]
         if self.beside is not None:
             pairs = [(s.factor, s.beside) for s in self.steps]
@@ -161,11 +161,11 @@ class Run:
         return found
 
 
-RUN_CODE = 640  # instructions of a loop's body from which a run is worth its copies
+RUN_CODE = 640  # instructions of a loop's body from which on a run is worth its copies
 
 
 def segments(stage: Stage, layout: TableLayout) -> tuple[Loop | Run, ...]:
-    """The steps of a stage as loops and runs."""
+    """Group the steps of a stage into loops and runs."""
     found: list[Loop | Run] = []
     rest: list[Step] = []
     i = 0
@@ -182,7 +182,7 @@ def segments(stage: Stage, layout: TableLayout) -> tuple[Loop | Run, ...]:
 
 
 def _run(stage: Stage, start: int, layout: TableLayout) -> Run | None:
-    """The longest run from a step on, if there is one with more than one kind of step and enough code to save."""
+    """Longest run from a step on, if there is one with more than one kind of step and enough code to save."""
     first = stage.steps[start]
     if first.activation is None or first.op.sums is None or 2 * 18 * first.op.shape[1] < RUN_CODE:
         return None
@@ -211,7 +211,7 @@ def _run(stage: Stage, start: int, layout: TableLayout) -> Run | None:
 
 
 def _work_arrays(step: Step) -> list[tuple[int, int | None]]:
-    """The arrays that a step can work on in place, for K and for what stands beside it."""
+    """Arrays on which a step can work in place, for K and for the step beside it."""
     own = sorted({step.src.name, step.dst.name})
     if step.beside is None:
         return [(work, None) for work in own]

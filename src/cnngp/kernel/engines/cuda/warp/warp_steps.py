@@ -1,7 +1,7 @@
-"""The steps of a stage of the warp kernel as CUDA text: a nonlinearity, the sums, and how they are added to a map.
+"""CUDA text of the steps of a stage of the warp kernel: a nonlinearity, the sums, and their addition to a map.
 
-Steps that repeat are one loop with tables of what differs, so that code size does not grow with depth (`Loop`, `Run`).
-The kernel for pools writes its steps likewise, with a second image that is shifted (sheets/sheet_steps.py).
+Repeated steps are one loop with tables of their differences, so that code size does not grow with depth (`Loop`,
+`Run`). The kernel for pools writes its steps likewise, with a shifted second image (sheets/sheet_steps.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class StepWriter(SumWriter):
     """Writes steps over the arrays m0, m1, … of a lane; t1 and t2 are the two images' table rows."""
 
     early = True
-    """Whether the first table entries are loaded ahead of the nonlinearity that takes them."""
+    """True if the first table entries are loaded ahead of the nonlinearity that uses them."""
 
     def __init__(self, dtype: str, layout: TableLayout) -> None:
         super().__init__(dtype)
@@ -34,9 +34,9 @@ class StepWriter(SumWriter):
     # ---- stages -----------------------------------------------------------------------------------------------------
 
     def stages(self, plan: Sequence[Stage], parks: Sequence[dict[int, int]], pairs: str, own: tuple[str, str]) -> None:
-        """All stages of a plan, for up to `pairs` that lie side by side.
+        """Write all stages of a plan, for up to `pairs` pairs side by side.
 
-        Between stages maps wait in shared memory; `own` are the numbers of those there that a lane reads and writes.
+        Between stages maps wait in shared memory; `own` are the indices there at which a lane reads and writes.
         """
         pack = max(s.pack for s in plan)
         for k, stage in enumerate(plan):
@@ -69,23 +69,23 @@ class StepWriter(SumWriter):
                 self.put("__syncwarp();")
 
     def names(self, stage: Stage, maps: Sequence[Map]) -> None:
-        """Declare what says where a lane is: its column, and which of those that lie side by side."""
+        """Write the declarations of a lane's position: its column, and its index among the maps side by side."""
         raise NotImplementedError
 
     def first_maps(self) -> None:
-        """Write what the first stage starts from."""
+        """Write the computation of the maps from which the first stage starts."""
         raise NotImplementedError
 
     def last_maps(self, stage: Stage) -> None:
-        """Write what becomes of the last stage's maps."""
+        """Write the output of the last stage's maps."""
         raise NotImplementedError
 
     def chained(self, stage: Stage) -> bool:
-        """Whether the only stage could be written in a shorter way, and was."""
+        """Write the only stage in a shorter way if possible; True if that was done."""
         return False
 
     def product(self, m: Map, second: str, held: bool = False) -> None:
-        """K⁰ = Σ_c x_c x'_c; `second` is the address of the second image's channel c in group g of rows."""
+        """Write K⁰ = Σ_c x_c x'_c; `second` is the address of the second image's channel c in group g of rows."""
         site, v = self.layout.input, self.layout.vector
         _, h, w = self.layout.held(m.shape)
         at = f"t1 + min(col, {w - 1}) + c * {site.plane // v} + g * {self.layout.pitch(w)}"
@@ -107,7 +107,7 @@ class StepWriter(SumWriter):
     # ---- loops over steps --------------------------------------------------------------------------------------------
 
     def steps(self, stage: Stage) -> None:
-        """All steps of a stage, from the maps that come in to those that go on."""
+        """Write all steps of a stage, from its initial maps to those handed on."""
         for segment in segments(stage, self.layout):
             if isinstance(segment, Run):
                 self._run(segment, stage)
@@ -118,7 +118,7 @@ class StepWriter(SumWriter):
                     self._step(same, stage, segment.stride)
 
     def _step(self, same: Sequence[Step], stage: Stage, stride: int) -> None:
-        """One step, or the corresponding steps of all repetitions of a loop."""
+        """Write one step, or the corresponding steps of all repetitions of a loop."""
         step = same[0]
         parts = (step.src,) if step.factor is None else (step.src, step.factor)
         source, target = (tuple(f"m{m.name}" for m in maps) for maps in (parts, [s.dst for s in step.both]))
@@ -126,7 +126,7 @@ class StepWriter(SumWriter):
             self.core(same, stage, source, target, stride, None)
 
     def _run(self, run: Run, stage: Stage) -> None:
-        """Steps with one core. A step's source is copied to the work array as soon as the step before has made it."""
+        """Write steps that share a core. A step's source is copied to the work array as soon as it is computed."""
         steps, carried = run.steps, run.carried
         rows, out_rows = (self.layout.held(s)[1] for s in (steps[0].op.shape, steps[0].op.out_shape))
         for work, parts in carried:
@@ -157,7 +157,7 @@ class StepWriter(SumWriter):
                     self.per_row(out_rows, " ".join(["{", *statements, "}"]))
 
     def _ahead(self, steps: Sequence[Step], stride: int) -> str:
-        """Declares the first table entries of a run, which each step loads for the next; the name of their index."""
+        """Declare the first table entries of a run, which each step loads for the next; return their index as text."""
         a, v = steps[0].curve, self.layout.vector
         site = self.layout.sites[a.site]
         if site.planes != 1 or not self.early:
@@ -168,14 +168,14 @@ class StepWriter(SumWriter):
         return f"{site.offset // v} + min(b + 1, {len(steps) - 1}) * {stride // v} + min(col, {lanes - 1})"
 
     def _among(self, chosen: Sequence[bool | None]) -> str:
-        """A condition on the loop's counter b: true for the chosen steps; None where it does not matter."""
+        """Condition on the loop's counter b that is true for the chosen steps; None marks steps that do not matter."""
         for parity in (0, 1):
             if all(c is None or c == (k % 2 == parity) for k, c in enumerate(chosen)):
                 return f"b % 2 == {parity}"
         return self.array("chosen", "__constant__ unsigned char", tuple(int(bool(c)) for c in chosen)) + "[b]"
 
     def _constant(self, values: list[float]) -> str:
-        """A literal, or where repetitions of a loop differ the entry of a table."""
+        """Write a literal, or a table entry if the repetitions of a loop differ."""
         if len(set(values)) == 1:
             return self.number(values[0])
         return self.array("each", "__constant__ real", tuple(map(self.number, values))) + "[b]"
@@ -185,9 +185,9 @@ class StepWriter(SumWriter):
     def core(
         self, same: Sequence[Step], stage: Stage, source: Arrays, target: Arrays, stride: int, ahead: str | None
     ) -> None:
-        """f and the sums of one step or of several alike, left in `target`; in a run (`ahead`) not yet combined.
+        """Write f and the sums of one step or of several equal ones into `target`; in a run (`ahead`) not yet combined.
 
-        `source` and `target` are the arrays of K and, for a step with another beside it, of what is carried for Θ.
+        `source` and `target` are the arrays of K and, for a step with another beside it, of the map for Θ.
         """
         rows = source
         if same[0].activation is not None:
@@ -200,7 +200,7 @@ class StepWriter(SumWriter):
         self._sums(same, stage, rows[0], target[0], ahead is not None)
 
     def _sums(self, same: Sequence[Step], stage: Stage, rows: str, array: str, plain: bool) -> None:
-        """The sums over `rows` and what follows them, unless they are left `plain`, into `array`."""
+        """Write the sums over `rows` into `array`, combined with its old values unless `plain`."""
         op = same[0].op
         folded, both = self.layout.folds(op.shape), self.layout.folds(op.out_shape)
         down, across = (None, None) if op.sums is None else (s if not s.is_identity else None for s in op.sums[1:])
@@ -227,11 +227,11 @@ class StepWriter(SumWriter):
             self.per_row(out_rows, results[0])
 
     def down(self, sums: AxisSum, rows: str) -> list[str]:
-        """Statements that leave the sums down the rows in S."""
+        """Statements that store the sums down the rows in S."""
         return [f"{self.row_sums(sums)}(S, {rows});"]
 
     def _combine(self, same: Sequence[Step], old: str, value: str) -> str:
-        """keep · old + scale · value + bias, with what is 0 or 1 left out."""
+        """Write keep · old + scale · value + bias, without zero terms and unit factors."""
         keep, scale, bias = ([getattr(s.op, field) for s in same] for field in ("keep", "scale", "bias"))
         rest = ""
         if set(keep) == {1.0}:
@@ -246,11 +246,11 @@ class StepWriter(SumWriter):
         return f"fma({factor}, {value}, {rest})" if rest else f"{factor} * {value}"
 
     def activation(self, same: Sequence[Step], source: Arrays, stride: int, ahead: str) -> None:
-        """f of the source in V; for a step with a slope beside it, that in W."""
+        """Write f of the source into V and, for a step with a slope beside it, the slope's result into W."""
         step, a, v = same[0], same[0].curve, self.layout.vector
         site = self.layout.sites[a.site]
         _, h, w = self.layout.held(a.shape)
-        # The first entries come from the caller, which may have loaded them well ahead.
+        # The first entries come from the caller, which may have loaded them early.
         early = self.early and site.planes == 1
         first = f"t1 + {site.offset // v}{f' + b * {stride // v}' * (len(same) > 1)} + min(col, {w - 1})"
         second, plane, held = self.second(same, stride)
@@ -288,7 +288,7 @@ class StepWriter(SumWriter):
             self.put(f"next1 = __ldg(t1 + {ahead});", f"next2 = __ldg(t2 + {ahead});")
 
     def second(self, same: Sequence[Step], stride: int) -> tuple[str, int, bool]:
-        """Address of the second image's numbers, entries of a plane of them, and whether they are in shared memory."""
+        """Address of the second image's numbers, entries of one of their planes, and True if in shared memory."""
         a, v = same[0].curve, self.layout.vector
         site = self.layout.sites[a.site]
         move = f" + b * {stride // v}" if len(same) > 1 else ""
@@ -296,9 +296,10 @@ class StepWriter(SumWriter):
         return at, site.plane, False
 
     def _pointwise(self, same: Sequence[Step], h: int) -> tuple[list[str], str, str, bool, str]:
-        """What a step does at one place of its maps of `h` rows: f, the slope times a map, or both.
+        """Text of a step at one location of its maps of `h` rows: f, the slope times a map, or both.
 
-        The arrays that are made, the statement, the unit of K, whether there is a map T, and the factor of K beside it.
+        Returns the arrays written, the statement, the unit of K, True if there is a map T, and the factor of K added
+        to it.
         """
         step, a, v = same[0], same[0].curve, self.layout.vector
         text, at, constants = text_of(a.layer), f"[{v} * g + k]", literals(a, self.dtype) | {"unit": "unit"}
@@ -325,10 +326,10 @@ class StepWriter(SumWriter):
 
 
 def loaded(at: str, held: bool) -> str:
-    """The vector at an address, in shared memory or in global memory that nobody writes."""
+    """Read the vector at an address, in shared memory or in read-only global memory."""
     return f"*({at})" if held else f"__ldg({at})"
 
 
 def _kind(step: Step) -> tuple[int, float, bool, bool]:
-    """Steps of a run that combine their result by one statement."""
+    """Key of the steps of a run that combine their result by the same statement."""
     return step.dst.name, step.op.keep, step.op.scale == 1.0, step.op.bias == 0.0
