@@ -158,9 +158,6 @@ def test_arrays_and_pairs_that_are_refused_with_what_was_seen(
     assert "\n" not in str(told.value)
 
 
-# ---- iterables of (image, label) -----------------------------------------------------------------------------------
-
-
 def test_pairs_from_pytorch_generators_and_pillow() -> None:
     torch = pytest.importorskip("torch")
     X, y = RNG.integers(0, 256, (10, 6, 5, 3), dtype=np.uint8), np.arange(10) % 2
@@ -181,8 +178,3 @@ def test_pairs_from_pytorch_generators_and_pillow() -> None:
         np.testing.assert_array_equal(data.y, y)
     both = datasets.from_pairs(Photos(), [(x, k) for x, k in zip(X[:4], y, strict=False)])
     assert (len(both.X), len(both.X_test)) == (10, 4)
-    words = datasets.load([(x, "light" if k else "dark") for x, k in zip(X[..., 0], y, strict=True)])
-    assert set(words.y_test) == {"light", "dark"}
-    assert words.image_shape == (1, 6, 5)
-    clear = Image.fromarray(np.zeros((6, 5, 4), np.uint8))  # transparent: white, as in files
-    assert (datasets.load([(clear, 0), (clear, 1)], whole=True).X == 1.0).all()

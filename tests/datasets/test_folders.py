@@ -97,9 +97,6 @@ def test_validation_folders_and_a_folder_without_test_images(tmp_path: Path, nam
         datasets.load(tmp_path)
 
 
-# ---- what cannot be read, or is none -------------------------------------------------------------------------------
-
-
 def test_bad_folders(tmp_path: Path) -> None:
     save_images(tmp_path / "cat", 3, (8, 8))
     for path, options, message in (
@@ -153,9 +150,6 @@ def test_all_bad_files_are_listed_at_once_or_left_out(tmp_path: Path) -> None:
         file.write_bytes(b"hello")
     with pytest.raises(DatasetError, match="no image of these classes can be read: a"):
         datasets.load(tmp_path, skip_bad=True)
-
-
-# ---- kinds of images and sizes -------------------------------------------------------------------------------------
 
 
 def test_every_format_nested_or_not(tmp_path: Path) -> None:

@@ -91,6 +91,8 @@ def test_what_is_found_of_numbers(numbers: Numbers) -> None:
     left = np.abs(MEASURED.y - reg.loo_predictions_) / reg.loo_std_
     assert told["loo"]["rmse"] == pytest.approx(reg.loo_error_)
     assert told["test"]["r2"] == pytest.approx(reg.score(MEASURED.X_test, MEASURED.y_test))
+    predicted = reg.predict(MEASURED.X_test, return_std=True, noise=True)
+    assert numbers.test.log_density == pytest.approx(NumberScores.of(MEASURED.y_test, *predicted).log_density)
     assert told["coverage"]["error_bars"] == pytest.approx((left <= 1.64485).mean())
     low, high = reg.predict_interval(MEASURED.X_test, coverage=0.9).T
     assert told["coverage"]["right"] == ((low <= MEASURED.y_test) & (MEASURED.y_test <= high)).mean()
