@@ -76,11 +76,9 @@ def mean_matrix(layer, size):
     M, out = np.ones((1, 1)), []
     for a in range(axes):
         out.append((size[a] + 2 * pad[a] - k[a]) // stride[a] + 1)
-        one = np.zeros((out[a], size[a]))
-        for P in range(out[a]):
-            window = [p for p in range(P * stride[a] - pad[a], P * stride[a] - pad[a] + k[a]) if 0 <= p < size[a]]
-            one[P, window] = 1.0 / (k[a] if layer.count_include_pad else len(window))
-        M = np.kron(M, one)
+        starts = np.arange(out[a])[:, None] * stride[a] - pad[a]
+        window = (np.arange(size[a]) >= starts) & (np.arange(size[a]) < starts + k[a])
+        M = np.kron(M, window / (k[a] if layer.count_include_pad else window.sum(axis=1, keepdims=True)))
     return M, tuple(out)
 
 
