@@ -1,6 +1,7 @@
 """Small searches over digits, and what must not depend on how a search was run."""
 
 import functools
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 
 from cnngp import datasets
 from cnngp.search import SearchResult, random_search
+from cnngp.search.scoring import score
 from cnngp.search.study import NAME
 
 optuna = pytest.importorskip("optuna")
@@ -25,6 +27,18 @@ def asked(seed: int) -> Any:
 def alone() -> SearchResult:
     """The search that nothing disturbs."""
     return random_search(DIGITS, "paper-cnn", 10, **SMALL)
+
+
+def fails_at(call: int, error: BaseException) -> Any:
+    """What stands for `score` and fails the one time: the first call has number 0."""
+    calls = itertools.count()
+
+    def scored(*arguments: Any) -> Any:
+        if next(calls) == call:
+            raise error
+        return score(*arguments)
+
+    return scored
 
 
 def records_of(study: Path, state: str = "COMPLETE") -> dict[int, Any]:

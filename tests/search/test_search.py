@@ -11,7 +11,7 @@ from cnngp import Conv, Dense, GPClassifier, NetworkError, ReLU, Sequential, dat
 from cnngp.search import SearchResult, Space, random_search, scoring
 from cnngp.search.scoring import score
 from cnngp.search.space import SPACES
-from helpers.searches import DIGITS, SMALL, alone, records_of
+from helpers.searches import DIGITS, SMALL, alone, fails_at, records_of
 
 optuna = pytest.importorskip("optuna")
 
@@ -90,15 +90,9 @@ def test_a_space_without_networks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_draw_that_fails_is_noted_and_another_one_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    study, calls = tmp_path / "s.journal", iter(range(100))
+    study = tmp_path / "s.journal"
     first, *_, last = [t.draw for t in alone().trials[:4]]
-
-    def broken(*arguments: Any) -> Any:
-        if next(calls) == 0:
-            raise OSError("the card has gone away")
-        return score(*arguments)
-
-    monkeypatch.setattr(scoring, "score", broken)
+    monkeypatch.setattr(scoring, "score", fails_at(0, OSError("the card has gone away")))
     result = random_search(DIGITS, "paper-cnn", 3, **SMALL, study=study)
     assert len(result.trials) == 3
     assert result.trials[-1].draw >= last

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from cnngp.search import random_search, scoring
-from cnngp.search.scoring import score
-from helpers.searches import DIGITS, SMALL, alone, records_of
+from helpers.searches import DIGITS, SMALL, alone, fails_at, records_of
 
 optuna = pytest.importorskip("optuna")
 
@@ -78,14 +77,8 @@ def _count(study: Path) -> int:
 
 def test_interrupted_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The draw in progress is done by the next run."""
-    calls = iter(range(100))
-
-    def interrupted(*arguments: Any) -> Any:
-        if next(calls) == 2:
-            raise KeyboardInterrupt
-        return score(*arguments)
-
-    monkeypatch.setattr(scoring, "score", interrupted)
+    alone()
+    monkeypatch.setattr(scoring, "score", fails_at(2, KeyboardInterrupt()))
     study = tmp_path / "s.journal"
     with pytest.raises(KeyboardInterrupt, match=r"\d of 5 networks are in .*s\.journal\. Run it again to continue"):
         random_search(DIGITS, "paper-cnn", 5, **SMALL, study=study)
