@@ -3,6 +3,7 @@
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -201,9 +202,7 @@ COMMONEST, MEDIAN = "(the commonest size, at most 64 a side)", "(their median pr
         ([(10, 20), (11, 22), (12, 24), (20, 10), (22, 11), (24, 12)], (20, 20), MEDIAN),  # standing and lying
     ],
 )
-def test_the_size_is_the_commonest_or_of_median_proportions(
-    tmp_path: Path, of: list[tuple[int, int]], size: tuple[int, int], why: str
-) -> None:
+def test_the_size_is_the_commonest_or_of_median_proportions(tmp_path: Path, of: Any, size: Any, why: str) -> None:
     for i, (height, width) in enumerate(of):
         (tmp_path / "ab"[i % 2]).mkdir(exist_ok=True)
         Image.new("L", (width, height)).save(tmp_path / "ab"[i % 2] / f"{i:02}.png")

@@ -17,7 +17,7 @@ from cnngp import GPClassifier, GPRegressor, datasets, zoo
 from cnngp.common.figures import bare_figure
 from cnngp.estimators.choosing import Expected
 from cnngp.gp.calibration import reliability
-from cnngp.report import page, plots
+from cnngp.report import page, plots, run
 from cnngp.report.classification import CLEAR, Classes, bins_for
 from cnngp.report.regression import Numbers, NumberScores
 from cnngp.report.run import _Stages
@@ -121,6 +121,10 @@ def test_the_time_that_is_announced_is_of_all_pairs_the_solve_and_the_report() -
     assert said == [("expected time", "about 35.7 s for 23,175 pairs, the solve and the report")]
     stages.tell("expected", Expected(choosing=0.0, a_pair=1e-6))
     assert len(said) == 1  # of a few seconds nobody needs to be told
+    X, y = np.broadcast_to(DATA.X[0], (60_000, 1, 8, 8)), np.zeros(60_000, int)
+    whole = _Stages(print, replace(DATA, X=X, y=y, X_test=X[:10_000], y_test=y[:10_000]))
+    work = 60_000**3 / 3 + 12 * 60_000**2 * 10_000
+    assert whole._afterwards == pytest.approx(stages._afterwards + work / run._FLOPS, rel=1e-3)
 
 
 def test_mistakes_that_are_not_confident_are_not_called_so(classes: Classes, monkeypatch: pytest.MonkeyPatch) -> None:
