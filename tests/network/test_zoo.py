@@ -8,7 +8,7 @@ import pytest
 
 from cnngp import AvgPool, Conv, Dense, GlobalAvgPool, Kernel, NetworkError, ReLU, Sequential, zoo
 from cnngp.network import Network
-from cnngp.network.names import AN_IMAGE, IN_ALL, NETWORKS, default_names, default_network, network_by_name, zoo_name
+from cnngp.network.names import NETWORKS, default_names, default_network, network_by_name, zoo_name
 from cnngp.network.placed import elements_of, placed
 from cnngp.network.walk import leaves
 
@@ -158,7 +158,6 @@ def test_every_shape_has_networks_that_fit_it_and_cost_less_one_after_the_other(
 def test_more_images_get_a_cheaper_network(n: int, name: str) -> None:
     network = default_network((1, 28, 28), n)
     assert zoo_name(network) == name
-    assert name == "resnet32" or elements_of(network, (1, 28, 28)) * n * (n - 1) // 2 <= min(AN_IMAGE * n, IN_ALL)
 
 
 def test_halving_leaves_ten_to_nineteen_places_of_the_shorter_side() -> None:
