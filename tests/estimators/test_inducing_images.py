@@ -98,19 +98,8 @@ def test_candidates_are_not_the_reserved_images() -> None:
     assert not np.isin(choice.rows, reserved).any()
 
 
-def test_memory_is_asked_for_and_a_store_serves_fits_of_all_sizes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """With less free than the model and two candidates an inducing image need, the fit is refused before any kernel."""
-    for m in (2, 3, 8):
-        kept, plain = (
-            classifier(store=store, inducing=m).fit(DATA.X[:100], DATA.y[:100]) for store in (tmp_path / "K.zarr", None)
-        )
-        np.testing.assert_array_equal(kept.X_, plain.X_)
-    other = Sequential(Conv(5), ReLU(), Dense())
-    classifier(other, inducing=5, store=tmp_path / "K.zarr").fit(DATA.X[:100], DATA.y[:100])
-    exact = classifier(store=tmp_path / "K.zarr").fit(DATA.X[:100], DATA.y[:100])
-    assert exact.fit_report_.method == "cholesky"
     asked: list[int] = []
     monkeypatch.setattr("cnngp.common.memory.require", lambda need, *_: asked.append(need))
     classifier(inducing=150).fit(DATA.X, DATA.y)
@@ -142,11 +131,9 @@ def test_images_stay_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     held = clone(few).fit(DATA.X, DATA.y)
     monkeypatch.setitem(sys.modules["cnngp.estimators.inducing"]._ENTRIES, "cpu", 800)  # 40 images at a time
     monkeypatch.setattr(sys.modules["cnngp.estimators.training_images"], "_BYTES", 40 * 8 * 64)
-    np.save(tmp_path / "X.npy", DATA.X)
-    on_disk = np.load(tmp_path / "X.npy", mmap_mode="r")
     store = zarr.create_array(str(tmp_path / "X.zarr"), data=DATA.X, chunks=(64, 1, 8, 8))
     watched = Watched(DATA.X)
-    for source in (on_disk, store, watched):
+    for source in (store, watched):
         clf = clone(few).fit(source, DATA.y)
         np.testing.assert_allclose(clf.predict_proba(DATA.X_test), held.predict_proba(DATA.X_test), atol=1e-6)
     assert 0 < watched.largest <= 40
@@ -158,13 +145,17 @@ def test_a_fit_with_a_store_computes_no_kernel_twice(
 ) -> None:
     """Eight parts of K(candidates, inducing), which are all images or all but the last part and then the whole.
 
-    As many again of the small fit that is compared with the exact process, whose own kernels are two more.
+    As many again of the small fit that is compared with the exact process, whose own kernels are two more. Fits of
+    other sizes, networks and methods have parts of their own in the same store.
     """
     model = classifier(inducing=inducing, store=tmp_path / "K.zarr")
     clf = model.fit(DATA.X, DATA.y)
-    plain = classifier(inducing=inducing).fit(DATA.X, DATA.y)
-    np.testing.assert_array_equal(clf.predict_proba(DATA.X_test), plain.predict_proba(DATA.X_test))
-    assert len([p for p in (tmp_path / "K.zarr").iterdir() if p.name.startswith("inducing-")]) == parts
+    assert len(list((tmp_path / "K.zarr").glob("inducing-*"))) == parts
+    for changed in ({"inducing": 3}, {"inducing": 8, "network": Sequential(Conv(5), ReLU(), Dense())}, {}):
+        options = {"inducing": inducing} | changed
+        kept, plain = (classifier(store=store, **options).fit(DATA.X, DATA.y) for store in (tmp_path / "K.zarr", None))
+        np.testing.assert_array_equal(kept.predict_proba(DATA.X_test), plain.predict_proba(DATA.X_test))
+    classifier(store=tmp_path / "K.zarr").fit(DATA.X, DATA.y)
     from cnngp.matrix import gram as tiled
 
     monkeypatch.setattr(tiled, "_compute", None)  # would be called for a tile that is missing

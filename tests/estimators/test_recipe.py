@@ -29,18 +29,14 @@ RECIPES = [
 ]
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
-def test_a_recipe_prints_as_the_code_that_makes_it_and_has_json(recipe: Recipe) -> None:
+def test_recipes_print_as_the_code_that_makes_them_and_have_json_and_equal_ones_are_written_alike() -> None:
+    """Also with numbers of NumPy, preparations that have a name, and several preparations."""
     names = {name: getattr(cnngp, name) for name in cnngp.__all__}
     names |= {kind.__name__: kind for kind in (Recipe, Term, PatchWhitening, Zca)}
-    assert eval(repr(recipe), names) == recipe
-    assert Recipe.from_json(recipe.to_json()) == recipe
-    assert hash(recipe) == hash(Recipe.from_json(recipe.to_json()))
+    for recipe in RECIPES:
+        assert eval(repr(recipe), names) == Recipe.from_json(recipe.to_json()) == recipe
+        assert hash(recipe) == hash(Recipe.from_json(recipe.to_json()))
     assert len({repr(other) for other in RECIPES}) == len(RECIPES)
-
-
-def test_equal_recipes_are_written_alike() -> None:
-    """Numbers of NumPy, preparations that have a name, several preparations."""
     preparation = (Zca(np.float32(0.5)), PatchWhitening(np.int64(3)))
     recipe = Recipe([Term("small_cnn", preparation, weight=np.float32(2.0))], noise=np.float32(0.25))
     assert Recipe.from_json(recipe.to_json()) == recipe
@@ -141,9 +137,7 @@ def test_a_whitening_is_learned_from_training_images_and_their_mirror_images() -
 def test_a_store_of_plain_images_is_refused_with_the_reason_where_the_fit_prepares_them(tmp_path: Path) -> None:
     gram(Kernel(zoo.small_cnn(), device="cpu"), DATA.X, store=tmp_path / "K.zarr")
     options: dict[str, Any] = {"device": "cpu", "store": tmp_path / "K.zarr"}
-    with pytest.raises(
-        StoreError, match=r"the pixels of its 80 images.*prepares its images, by 'edges'.*='plain' uses"
-    ):
+    with pytest.raises(StoreError, match=r"the pixels of its 80 images.*prepares its images, by 'edges'"):
         GPClassifier("small_cnn", preparation="edges", **options).fit(DATA.X, DATA.y)
     with pytest.raises(StoreError, match=r"the network \(.*Give another store$"):
         GPClassifier("dense_nngp", **options).fit(DATA.X, DATA.y)
