@@ -143,37 +143,8 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-7])
-
-
-def lengthen(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"\0")
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def zero(path: Path) -> None:
-    """As a loss of power may leave it."""
-    path.write_bytes(bytes(path.stat().st_size))
-
-
-def nothing_with_its_checksum(path: Path) -> None:
-    path.write_bytes(bytes(4))
-
-
-Damage = Callable[[Path, Path, Path], None]
+Damage = Callable[[Path, Path, Path], Any]
 """Of a chunk and the seal of its tile; the third is the folder of whole stores."""
-
-
-def of_chunk(change: Callable[[Path], None]) -> Damage:
-    return lambda chunk, sealed, stores: change(chunk)
-
-
-def of_seal(change: Callable[[Path], None]) -> Damage:
-    return lambda chunk, sealed, stores: change(sealed)
 
 
 def moved(source: str, at: str = "", with_seal: bool = True) -> Damage:
@@ -188,9 +159,12 @@ def moved(source: str, at: str = "", with_seal: bool = True) -> Damage:
     return damage
 
 
-DAMAGES = {
-    **{f"chunk: {change.__name__}": of_chunk(change) for change in (flip, cut, empty, zero, nothing_with_its_checksum)},
-    **{f"seal: {change.__name__}": of_seal(change) for change in (flip, empty, lengthen)},
+DAMAGES: dict[str, Damage] = {
+    "a flipped bit": lambda chunk, sealed, stores: flip(chunk),
+    "nothing with its checksum": lambda chunk, sealed, stores: chunk.write_bytes(bytes(4)),
+    "a flipped bit of the seal": lambda chunk, sealed, stores: flip(sealed),
+    "an empty seal": lambda chunk, sealed, stores: sealed.write_bytes(b""),
+    "a longer seal": lambda chunk, sealed, stores: sealed.write_bytes(sealed.read_bytes() + b"\0"),
     "another chunk": moved("K", "1/1", with_seal=False),
     "another tile": moved("K", "1/1"),
     "another tile with a mirror image": moved("K", "1/2"),
