@@ -34,7 +34,7 @@ def test_what_is_chosen_is_what_is_fitted_and_said() -> None:
     best, *others = choice.compared
     assert best.name == choice.name
     assert len(others) >= len(candidates(DATA.X)) - 1
-    assert choice.reason.startswith(f"the usual one; none of {len(others)} others is clearly better by leave-one-out on")
+    assert choice.reason.startswith(f"the usual one; none of {len(others)} others is clearly better by leave-one-out")
     ordered = replace(choice, compared=tuple(sorted(choice.compared, key=lambda row: row.loss)), relatives=True)
     assert ordered.reason.startswith("the best of 12 by leave-one-out of smaller relatives on 60 images")
     said = str(chosen.fit_report_)
