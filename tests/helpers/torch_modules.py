@@ -90,14 +90,9 @@ def written_by_hand() -> list[tuple[nn.Module, tuple[int, ...], Network, float, 
         return ConvTranspose(*args, weight_var=WEIGHT_VAR, bias_var=BIAS_VAR, **kwargs)
 
     dense, relu, relu_ = Dense(WEIGHT_VAR, BIAS_VAR), ReLU(), nn.ReLU()
+    first = nn.Conv2d(3, 8, 3, padding=1, padding_mode="circular")
     plain = nn.Sequential(
-        *(
-            nn.Conv2d(3, 8, 3, padding=1, padding_mode="circular"),
-            relu_,
-            nn.Conv2d(8, 8, 5, stride=2, padding=2),
-            relu_,
-            nn.Conv2d(8, 8, 2),
-        ),
+        *(first, relu_, nn.Conv2d(8, 8, 5, stride=2, padding=2), relu_, nn.Conv2d(8, 8, 2)),
         *(nn.LeakyReLU(0.1), nn.Dropout(0.5).eval(), nn.Identity(), nn.Flatten()),
         *(nn.Linear(8 * 3 * 3, 16), nn.SiLU(), nn.Linear(16, 1)),
     )
