@@ -29,10 +29,7 @@ def errors(net: Any, train: int, test: int) -> dict[str, Any]:
     return {"test": pytest.approx(100 * wrong), "leave-one-out": pytest.approx(100 * clf.loo_error_)}
 
 
-# ---- baselines -------------------------------------------------------------------------------------------------------
-
-
-def test_the_best_of_a_few_networks_and_the_rbf_kernel_of_the_most_likely_lengthscale(tmp_path: Path) -> None:
+def test_baselines_are_the_best_of_a_few_networks_and_the_most_likely_rbf_kernel(tmp_path: Path) -> None:
     plan = baselines.BaselinesPlan(200, 100, 500, baselines.DENSE[1:9:7], chosen_on=40, lengthscale_on=120)
     found = baselines.run(Setting(tmp_path, device="cpu"), plan, DATA)
     choice = found["details"]["networks"]["Dense NNGP"]["choice"]
@@ -54,13 +51,11 @@ def test_the_best_of_a_few_networks_and_the_rbf_kernel_of_the_most_likely_length
     assert log_likelihood(lengthscale) > max(log_likelihood(lengthscale * factor) for factor in (0.3, 0.9, 1.1))
 
 
-# ---- beyond ----------------------------------------------------------------------------------------------------------
-
 NETS = {"pooled": beyond.pooled(Conv(3, weight_var=2.0), AvgPool(3, stride=1)), "dense": zoo.dense_nngp(1)}
 PLAN = beyond.BeyondPlan(train=120, validation=60, test=80, chosen_on=60, candidates=NETS)
 
 
-def test_the_best_by_leave_one_out_is_fitted_and_long_kernels_are_kept_tile_by_tile(tmp_path: Path, monkeypatch: Any):
+def test_beyond_fits_the_best_by_leave_one_out_and_keeps_long_kernels_tile_by_tile(tmp_path: Path, monkeypatch: Any):
     found = beyond.run(Setting(tmp_path, device="cpu"), PLAN, DATA)
     choice = found["details"]["choice"]["networks"]
     best = min(choice, key=lambda name: choice[name]["loo_log_loss"])
@@ -97,10 +92,7 @@ def test_every_pool_has_a_row_beside_the_dense_layer(tmp_path: Path) -> None:
         assert {q: cell(found, f"ResNet-8 GP, {name}", q)["ours"] for q in expected} == expected
 
 
-# ---- cifar10 ---------------------------------------------------------------------------------------------------------
-
-
-def test_batches_of_another_length_or_with_other_labels_are_refused(tmp_path: Path, monkeypatch: Any) -> None:
+def test_cifar10_of_another_length_or_with_other_labels_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(sets, "CIFAR_IMAGES", 12)
     (tmp_path / "cifar10").mkdir()
     other_labels = b"\x0b" + bytes(12 * 3073 - 1)
@@ -110,7 +102,7 @@ def test_batches_of_another_length_or_with_other_labels_are_refused(tmp_path: Pa
             sets.original("cifar10", tmp_path)
 
 
-def test_the_command_from_images_to_the_table(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_the_command_cifar10_from_images_to_the_table(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     rng = np.random.default_rng(0)
     y = rng.integers(0, 3, 18)  # one noisy colour a class, so that a few images are enough
     X = (0.16 * np.eye(3)[y][:, :, None, None] + rng.normal(0.5, 0.1, (18, 3, 32, 32))).astype(np.float32)

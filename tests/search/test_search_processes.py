@@ -10,7 +10,7 @@ import pytest
 
 from cnngp.search import Space, random_search, scoring
 from cnngp.search.space import SPACES
-from helpers.searches import DIGITS, SMALL, alone, fails_at, records_of
+from helpers.searches import DIGITS, SMALL, alone, assert_kept, fails_at
 
 optuna = pytest.importorskip("optuna")
 
@@ -31,17 +31,6 @@ if __name__ == "__main__":
 """
 
 
-def _same_as_alone(study: Path, draws: int) -> None:
-    """Each draw is there, and is what an undisturbed search gives."""
-    records = records_of(study)
-    assert len(records) >= draws
-    for trial in alone().trials[:draws]:
-        record = records[trial.draw]
-        assert (record.params, record.value) == (trial.params, trial.error)
-        assert record.user_attrs["network"] == trial.network_json
-        assert record.user_attrs["score"]["loo_error"] == trial.score.loo_error
-
-
 def test_killed_and_run_again_by_two_processes(tmp_path: Path) -> None:
     """Also the draw that was being done, with the same numbers; the processes of one that is killed end with it."""
     study = tmp_path / "s.journal"
@@ -58,7 +47,7 @@ def test_killed_and_run_again_by_two_processes(tmp_path: Path) -> None:
     assert 1 <= _count(study) < 4
     space = Space("slow", 1, SPACES["paper-cnn"].build)
     assert len(random_search(DIGITS, space, 4, **SMALL, study=study, processes=2).trials) == 4
-    _same_as_alone(study, 4)
+    assert_kept(alone().trials[:4], study)
 
 
 def _count(study: Path) -> int:
@@ -74,7 +63,7 @@ def test_interrupted_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(KeyboardInterrupt, match=r"\d of 5 networks are in .*s\.journal\. Run it again to continue"):
         random_search(DIGITS, "paper-cnn", 5, **SMALL, study=study)
     random_search(DIGITS, "paper-cnn", 5, **SMALL, study=study)
-    _same_as_alone(study, 5)
+    assert_kept(alone().trials[:5], study)
 
 
 @pytest.mark.slow
@@ -89,7 +78,7 @@ def test_on_a_dask_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         result = random_search(DIGITS, "paper-cnn", 8, **arguments, scheduler=local.scheduler_address)
     assert result.test is not None
     assert len(result.rungs[0]) == 2
-    _same_as_alone(study, 8)
+    assert_kept(alone().trials[:8], study)
 
 
 @pytest.mark.gpu
