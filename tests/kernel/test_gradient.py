@@ -83,14 +83,14 @@ def test_generated_networks(on: str, seed: int, dtype: str) -> None:
         agrees(on, net, X, Z, G, dtype, at_one=on != "cpu", expected=expected)
 
 
-CHOSEN = {
+CHOSEN = (
     *("transposed", "3-D", "1-D", "dense skips", "copies of one place", "no operations", "maps beyond shared memory"),
-    *("two pools", "any pool at the end", "sizes that do not halve"),
-}
+    *("two pools", "any pool at the end", "sizes that do not halve", "a layer without weights"),
+)
 NAMES = [name for name in (*cuda_cases.NETWORKS, *cuda_cases.POOLED) if name not in cuda_cases.NO_SLOPE]
 
 
-@engines("name", [], [(name,) for name in NAMES if name in CHOSEN], [(name,) for name in NAMES if name not in CHOSEN])
+@engines("name", zip(CHOSEN), zip(CHOSEN), [(name,) for name in NAMES if name not in CHOSEN])
 def test_chosen_networks(on: str, name: str) -> None:
     net, shape = cuda_cases.EVERY[name]
     X, G = images(shape, 3, 0), np.random.default_rng(0).normal(size=(3, 3))
@@ -129,13 +129,6 @@ def test_gradients_of_cards_are_those_of_the_cpu(
         for a, b in zip(mine[1:], theirs[1:], strict=True):
             assert (a is None) == (b is None)
             assert a is None or np.abs(a - b).max() <= close * np.abs(b).max()  # type: ignore[operator]
-
-
-def test_layers_without_weights_have_derivatives_too() -> None:
-    """∂K/∂weight_var does not vanish where weight_var does; a 1 × 1 convolution, elsewhere a mere unit, has one."""
-    branch = Sequential(ReLU(), Conv(1, weight_var=0.0))
-    net = Sequential(Conv(3), Sum(Identity(), branch), ReLU(), Conv(1, weight_var=3.0), ReLU(), Dense())
-    agrees("cpu", net, random_images(3), None, np.random.default_rng(0).normal(size=(3, 3)), "float64")
 
 
 @each_dtype
