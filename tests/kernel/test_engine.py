@@ -15,17 +15,15 @@ from cnngp.network import Network, NetworkError, Rbf, Sign, Sin, Step, reference
 from cnngp.network.layers import GELU, Abs, Cos, Elementwise, Erf, LayerNorm, LeakyReLU, ReLU, as_layer
 from helpers.derivatives import by_differences
 from helpers.examples import examples
-from helpers.kernels import DTYPES, each_device, error, random_images
+from helpers.kernels import DTYPES, TOLERANCE, each_device, each_dtype, error, random_images
 from helpers.networks import Case, images, of, relu_like, smooth
 from helpers.nonlinearities import DIFFERENTIABLE
 from helpers.pooled import either
 
-TOLERANCE = {"float32": 1e-6, "float64": 1e-12}
 # Erf, Sin, Cos, Rbf and GELU are not homogeneous: a half-ulp of a covariance K moves the exponent of Sin and Cos by
 # K/2^24, that of Rbf by 2γK/2^24, and 1 − x² of Erf and GELU likewise, so the bound is the ReLU's times the largest
 # variance they see (below 30 here).
 SMOOTH_TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
-each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 C, R, D = Conv(3, weight_var=2.0, bias_var=0.1), ReLU(), Dense()
 
 

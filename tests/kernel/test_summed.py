@@ -11,7 +11,7 @@ from cnngp.kernel.engines.cuda.cuda_source import generate
 from cnngp.kernel.making import SummedEngine, branches
 from cnngp.kernel.program import lower
 from cnngp.network import reference
-from helpers.kernels import error
+from helpers.kernels import TOLERANCE, each_dtype, error
 
 SHAPE = (2, 6, 5)
 POOLED = Sequential(Conv(3), ReLU(), GlobalAvgPool(), Dense(0.5))
@@ -21,20 +21,20 @@ X = np.random.default_rng(0).normal(size=(7, *SHAPE))
 Z = np.random.default_rng(1).normal(size=(4, *SHAPE))
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float64", 1e-12)])
-def test_the_branches_add_up_to_the_kernel(dtype: str, tolerance: float) -> None:
+@each_dtype
+def test_the_branches_add_up_to_the_kernel(dtype: str) -> None:
     kernel = Kernel(SUM, device="cpu", dtype=dtype, threads=2)
     engine = kernel.engine_for(SHAPE)
     assert isinstance(engine, SummedEngine)
     assert len(engine.parts) == 3
     x, z = X.astype(dtype), Z.astype(dtype)
     K = kernel(x)
-    assert error(K, reference.kernel(SUM, x)) <= tolerance
+    assert error(K, reference.kernel(SUM, x)) <= TOLERANCE[dtype]
     np.testing.assert_array_equal(K, K.T)
     np.testing.assert_array_equal(K.diagonal(), kernel.diag(x))
     np.testing.assert_array_equal(kernel(x[:3], x[3:]), K[:3, 3:])
     for found, kind, times in zip(kernel.both(x, z), ("nngp", "ntk"), (1, 10), strict=True):
-        assert error(found, reference.kernel(SUM, x, z, kind)) <= times * tolerance
+        assert error(found, reference.kernel(SUM, x, z, kind)) <= times * TOLERANCE[dtype]
     told: list[int] = []
     engine.cross(x.reshape(7, 2, -1), z.reshape(4, 2, -1), advance=told.append)
     assert sum(told) == 7 * 4, "each pair is counted once"

@@ -45,11 +45,6 @@ def test_a_network_is_a_value_that_cannot_be_changed(net):
             setattr(net, name, None)
 
 
-def test_defaults_are_left_out_of_the_code():
-    assert repr(Conv(3, bias_var=0.5, stride=2, padding="same")) == "Conv(3, stride=2, bias_var=0.5)"
-    assert len({Conv(3), Conv(3), Conv(3, stride=2), ConvTranspose(3), Sequential(Conv(3)), Sequential(Conv(3))}) == 4
-
-
 def test_numbers_of_any_kind_are_stored_as_plain_ones():
     net = Conv(np.int64(3), stride=[1, 2], padding=[1, [0, 2]], weight_var=np.float32(0.5), bias_var=Fraction(1, 4))
     assert net == Conv(3, stride=(1, 2), padding=(1, (0, 2)), weight_var=0.5, bias_var=0.25)
