@@ -184,9 +184,6 @@ def test_saliency_of_a_regressor_is_in_units_of_its_targets() -> None:
     assert found == pytest.approx(list(slopes), rel=1e-5)
 
 
-# ---- rows of features ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("load", [load_breast_cancer, load_wine, load_digits])
 def test_the_default_for_rows_is_no_worse_than_what_else_one_would_use(load: Any) -> None:
     data = load()

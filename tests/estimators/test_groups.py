@@ -122,10 +122,14 @@ def test_repeats_are_left_out_with_their_twins(options: dict[str, Any]) -> None:
     assert found.loo_error_ >= 0.6 * once.loo_error_ > 0.0
 
 
-def test_inducing_images_leave_repeats_out_too() -> None:
-    X, y = np.tile(IMAGES.X, (2, 1, 1, 1)), np.tile(IMAGES.y, 2)
-    clf = small(inducing=40).fit(X, y)
+def test_inducing_images_and_the_choice_of_a_recipe_leave_repeats_out_too() -> None:
+    clf = small(inducing=40).fit(np.tile(IMAGES.X, (2, 1, 1, 1)), np.tile(IMAGES.y, 2))
     assert len(np.unique(clf.loo_rows_ % 150)) * 2 == len(clf.loo_rows_)
+    twice, once = (
+        GPClassifier(device="cpu", effort="quick").fit(np.tile(IMAGES.X[:25], (n, 1, 1, 1)), np.tile(IMAGES.y[:25], n))
+        for n in (2, 1)
+    )
+    assert twice.choice_.compared[0].loss > 0.5 * once.choice_.compared[0].loss
 
 
 @pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 30))])

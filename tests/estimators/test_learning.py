@@ -315,9 +315,6 @@ def test_what_cannot_be_is_one_line() -> None:
             GPRegressor(BIASED, device="cpu", learn=QUICK).fit(X, size * DATA.y)
 
 
-# ---- on a card -------------------------------------------------------------------------------------------------------
-
-
 @needs_compiler
 def test_a_card_compiles_once_whatever_the_variances(monkeypatch: pytest.MonkeyPatch) -> None:
     """And finds what the CPU finds: every loss on the way to within 1e-6."""
