@@ -34,6 +34,7 @@ class Cards:
         self.used: Counter[int] = Counter()
         self.peak: Counter[int] = Counter()
         self.launches: list[tuple[int, str]] = []
+        self.made: list[Stream] = []
         self.before_launch: Callable[[int, str], None] = lambda card, kernel: None
         self._here = threading.local()
         self._null = [Stream(self) for _ in range(count)]
@@ -46,6 +47,10 @@ class Cards:
 
     def streams(self, card: int) -> list[Stream]:
         return self._here.__dict__.setdefault(card, [self._null[card]])
+
+    def stream(self, non_blocking: bool) -> Stream:
+        self.made.append(Stream(self))
+        return self.made[-1]
 
     def work(self, task: Callable[[], None]) -> None:
         self.streams(self.current)[-1].put(task)
@@ -146,7 +151,7 @@ class Cards:
             "get_default_memory_pool": lambda: types.SimpleNamespace(free_bytes=lambda: 0),
             "cuda": types.SimpleNamespace(
                 Device=Device,
-                Stream=lambda non_blocking: Stream(cards),
+                Stream=cards.stream,
                 get_current_stream=lambda: cards.streams(cards.current)[-1],
                 runtime=runtime,
             ),
