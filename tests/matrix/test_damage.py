@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -108,11 +109,12 @@ def test_all_that_the_attributes_say_is_compared(store: Path) -> None:
 def test_tiles_without_metadata_are_those_of_any_matrix(place: Any, tmp_path: Path) -> None:
     """Not to be given out as those of the matrix that is asked for, wherever they are."""
     where = place(tmp_path / "K") if place is LocalStore else place
+    name = re.escape(str(tmp_path / "K" if place is LocalStore else place))
     gram(KERNEL, X, store=where, tile=64)
     GramStore(where).delete("zarr.json")
-    with pytest.raises(StoreError, match=r"holds tiles, but no zarr\.json that says of what; give a place"):
+    with pytest.raises(StoreError, match=rf"^{name} holds tiles, but no zarr\.json that says of what; give a place"):
         gram(Kernel(Sequential(Dense(), ReLU(), Dense()), device="cpu"), X, store=where, tile=64)
-    with pytest.raises(StoreError, match=r" has no zarr.json, so it is not known what matrix it holds"):
+    with pytest.raises(StoreError, match=rf"^{name} has no zarr.json, so it is not known what matrix it holds"):
         GramStore(where, read_only=True).array()
     assert not GramStore(where).exists("zarr.json")
 

@@ -32,7 +32,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Stores:
 def test_a_damaged_store_gives_no_wrong_number_and_is_made_whole(
     kind: type[Flips], whole: Stores, tmp_path: Path
 ) -> None:
-    run(kind(whole), 10, tmp_path)
+    run(kind(whole), 6, tmp_path)
 
 
 @pytest.mark.slow
@@ -43,7 +43,7 @@ def test_workers_killed_or_frozen_at_any_moment(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_runs_full_at_any_byte(tmp_path: Path) -> None:
-    run(FullDisks(), 10, tmp_path)
+    run(FullDisks(), 6, tmp_path)
 
 
 @pytest.fixture
@@ -53,6 +53,6 @@ def victim() -> Iterator[Victim]:
         yield made
 
 
-@pytest.mark.parametrize("times", [6, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [6, pytest.param(40, marks=pytest.mark.slow)])
 def test_killed_at_any_moment_with_one_or_two_processes_at_it(times: int, victim: Victim, tmp_path: Path) -> None:
     run(Kills(victim), times, tmp_path)
