@@ -1,13 +1,10 @@
 """Settings that every test shares."""
 
-import gzip
 import os
 import signal
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -37,15 +34,3 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="session")
-def mnist_images() -> np.ndarray:
-    """The first 64 training images of the real MNIST, (64, 1, 28, 28) in [0, 1]."""
-    folder = os.environ.get("CNNGP_DATA")
-    path = Path(folder or "", "mnist", "train-images-idx3-ubyte.gz")
-    if folder is None or not path.exists():
-        pytest.skip("real MNIST is not in $CNNGP_DATA/mnist")
-    with gzip.open(path) as f:
-        raw = f.read(16 + 64 * 784)
-    return np.frombuffer(raw, np.uint8, offset=16).reshape(64, 1, 28, 28) / 255.0

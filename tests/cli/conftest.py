@@ -69,17 +69,24 @@ def classified(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def slanted(folder: Path, n: int = 12, suffix: str = "png", broken: bool = False) -> Path:
+def slanted(
+    folder: Path,
+    n: int = 12,
+    suffix: str = "png",
+    broken: bool = False,
+    names: tuple[str, str] = ("flat", "steep"),
+    stem: str = "",
+) -> Path:
     """Two classes of grey pictures of various widths, with slanted and upright stripes; one that cannot be read."""
     rng = np.random.default_rng(0)
-    for k, name in enumerate(("flat", "steep")):
+    for k, name in enumerate(names):
         (folder / name).mkdir(parents=True)
         for i in range(n):
             stripes = np.indices((12, 12 + i % 3))[k] // 2 % 2
             pixels = rng.uniform(0, 60, stripes.shape) + 150 * stripes
-            Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{i:02}.{suffix}")
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / name / f"{stem}{i:02}.{suffix}")
     if broken:
-        (folder / "flat" / "broken.png").write_bytes(b"hello")
+        (folder / names[0] / "broken.png").write_bytes(b"hello")
     return folder
 
 

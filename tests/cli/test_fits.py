@@ -1,6 +1,5 @@
 """`cnngp classify` and `cnngp regress`: what they print and write, for sets by name, files, folders and tables."""
 
-import csv
 import errno
 import json
 import os
@@ -16,7 +15,7 @@ from PIL import Image
 
 from cnngp import GPClassifier, datasets, zoo
 from cnngp.common import files
-from cnngp.common.tables import csv_cell, printable, read_csv
+from cnngp.common.tables import csv_cell, original, read_csv
 from cnngp.estimators import Recipe
 from cnngp.report import apply_decisions
 from cnngp.report.answers import Answers
@@ -160,39 +159,6 @@ def test_what_stands_in_class_order_is_tested_on_all_classes(
     assert f"cnngp {words} --kind ntk --no-model" in (out / "report.html").read_text()
 
 
-CLASSES = (os.fsdecode(b"caf\xe9"), "=1+1\r", "naïve $x_$ <b>\x1b[2J")
-
-
-def test_names_of_any_kind_come_through(tmp_path: Path, command: Command) -> None:
-    """From a folder to the report, the tables, new predictions and decisions."""
-    rng, folder = np.random.default_rng(0), tmp_path / "pets"
-    for k, name in enumerate(CLASSES):
-        (folder / name).mkdir(parents=True)
-        for i in range(8):
-            pixels = rng.integers(0, 60, (8, 8), dtype=np.uint8)
-            pixels[2 * k : 2 * k + 3] += 150
-            Image.fromarray(pixels).save(folder / name / os.fsdecode(f"@{i}\n".encode() + b"\xff.png"))
-    out, table = tmp_path / "out", tmp_path / "suspects.csv"
-    printed = "".join(command(f"classify --data {folder} --network small_cnn --output {out} --suspects {table}"))
-    new = str(next((folder / CLASSES[0]).iterdir()))
-    printed += "".join(command(f"predict {out} '{new}' --coverage 0.9"))
-    page = (out / "report.html").read_text(encoding="utf-8")
-    for text in (printed, page, table.read_text(encoding="utf-8")):
-        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", text)
-    assert r"caf\xe9" in page
-    assert printable(new) in printed
-
-    held = datasets.load(folder)
-    heads, rows = read_csv(table)
-    assert {csv_cell(row[heads.index("name")]) for row in rows} == set(held.names)
-    assert {csv_cell(row[heads.index("given")]) for row in rows} == set(held.y) == set(CLASSES)
-    answers = Answers(GPClassifier.load(out / "model.gp"), "m", out / "model.labels.csv", suspects=5)
-    first = answers.about()["suspects"][0]
-    answers.decide({"row": first["row"], "decision": "relabel", "label": answers.about()["classes"][0]})
-    _, labels = apply_decisions(out / "model.labels.csv", held.X, held.y, held.names)
-    assert labels[first["row"]] == min(CLASSES)
-
-
 def test_no_test_set(tmp_path: Path, command: Command, refused: Any) -> None:
     """All pictures of a folder are fitted, even a class of one; validation images stay."""
     train = slanted(tmp_path / "b" / "train", broken=True)
@@ -218,31 +184,47 @@ def test_no_test_set(tmp_path: Path, command: Command, refused: Any) -> None:
     assert "The model was trained on 25 images by one linear solve. By leave-one-out" in page
 
 
-def test_photographs_start_to_finish(tmp_path: Path, command: Command, refused: Any) -> None:
-    folder, table = slanted(tmp_path / "data", suffix="webp", broken=True), tmp_path / "deep" / "suspects.csv"
-    (folder / "flat" / "05.webp").rename(folder / "steep" / "wrong.webp")
-    (folder / "flat" / "notes.txt").write_text("hello")
-    place = f"--output {tmp_path / 'out'} --suspects {table}"
-    words = f"classify --data {folder} --network small_cnn --size 10x12 --aspect pad {place}"
+NAMES = (os.fsdecode(b"caf\xe9"), "=1+1\r naïve $x_$ <b>\x1b[2J")
+STEM = os.fsdecode(b"@\n\xff")
+
+
+def test_photographs_of_any_name_start_to_finish(tmp_path: Path, command: Command, refused: Any) -> None:
+    """From a folder to the report, the tables, new predictions and decisions."""
+    folder, table = tmp_path / "data", tmp_path / "deep" / "suspects.csv"
+    slanted(folder, suffix="webp", broken=True, names=NAMES, stem=STEM)
+    (folder / NAMES[0] / f"{STEM}05.webp").rename(folder / NAMES[1] / "wrong.webp")
+    (folder / NAMES[0] / "notes.txt").write_text("hello")
+    out = tmp_path / "out"
+    words = f"classify --data {folder} --network small_cnn --size 10x12 --aspect pad --output {out} --suspects {table}"
     assert "broken.png is not a readable image" in refused(words)
     said = command(f"{words} --skip-bad --json")
     assert "24 images of 24 brought to 10 × 12; " in said.err
     assert "left out 2 files: 1 .txt, 1 not readable" in said.err
     found = said.json
     assert len(found["notes"]) == 3  # the size, the test set, what was left out
-    with table.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert rows[0].keys() == {"row", "name", "given", "proposed", "score"}
-    assert len(rows) == found["train"]
-    shown = [picture["name"] for picture in (*found["suspects"], *found["mistakes"])]
-    assert "steep/wrong.webp" in shown
-    page = (tmp_path / "out" / "report.html").read_text()
-    assert "steep/wrong.webp" in page
+    wrong = f"{NAMES[1]}/wrong.webp"
+    assert wrong in [original(picture["name"]) for picture in (*found["suspects"], *found["mistakes"])]
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "/wrong.webp" in page
+    assert r"caf\xe9" in page
     assert "--size 10x12 --aspect pad --output " in page
-    assert GPClassifier.load(tmp_path / "out" / "model.gp").image_aspect_ == "pad"
-    said = command(f"predict {tmp_path / 'out'} {folder / 'flat'} --json", 1)
-    assert "warning: " in said.err
-    assert "broken.png is not a readable image" in said.err
-    assert len(said.json["images"]) == 11
-    assert {image["class"] for image in said.json["images"]} == {"flat"}
-    assert said.json["unreadable"][0]["image"].endswith("broken.png")
+    model = GPClassifier.load(out / "model.gp")
+    assert model.image_aspect_ == "pad"
+    predicted = command(f"predict {out} '{folder / NAMES[0]}' --json", 1)
+    assert "broken.png is not a readable image" in predicted.err
+    assert predicted.json["unreadable"][0]["image"].endswith("broken.png")
+    assert [original(image["class"]) for image in predicted.json["images"]] == [NAMES[0]] * 11
+    for text in (said.err, predicted.err, page, table.read_text(encoding="utf-8")):
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\ud800-\udfff]", text)
+
+    held = datasets.load(folder, size=(10, 12), aspect="pad", skip_bad=True)
+    heads, rows = read_csv(table)
+    assert heads == ["row", "name", "given", "proposed", "score"]
+    assert len(rows) == found["train"]
+    assert {csv_cell(row[1]) for row in rows} == set(held.names)
+    assert {csv_cell(row[2]) for row in rows} == set(held.y) == set(NAMES)
+    answers = Answers(model, "m", out / "model.labels.csv", suspects=5)
+    first, classes = answers.about()["suspects"][0], answers.about()["classes"]
+    answers.decide({"row": first["row"], "decision": "relabel", "label": classes[0]})
+    _, labels = apply_decisions(out / "model.labels.csv", held.X, held.y, held.names)
+    assert labels[first["row"]] == min(NAMES)

@@ -40,7 +40,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     arrays["X"][0] = 0.0  # an array of the reader's own
 
 
-def test_a_file_that_is_replaced_keeps_its_mode_and_is_never_readable_by_more_people(tmp_path: Path) -> None:
+def test_a_file_is_replaced_as_a_whole_and_never_readable_by_more_people(tmp_path: Path) -> None:
+    """It keeps its mode, and after an error its content; nothing else is left."""
     path, names = tmp_path / "m", set()
     path.write_text("old")
     usual = path.stat().st_mode
@@ -54,24 +55,14 @@ def test_a_file_that_is_replaced_keeps_its_mode_and_is_never_readable_by_more_pe
             assert path.read_text() == before
         names.add(temporary.name)
         assert (path.read_text(), stat.S_IMODE(path.stat().st_mode)) == (f"new {mode}", mode)
+    with pytest.raises(RuntimeError), replacing(path):
+        raise RuntimeError
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+    assert path.read_text() == f"new {mode}"
     write(tmp_path / "other", HEADER, ARRAYS)
     assert (tmp_path / "other").stat().st_mode == usual
     assert len(names) == 3  # they cannot be known beforehand
     assert all(str(os.getpid()) not in name.split(".") for name in names)
-
-
-def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
-    (tmp_path / "m").write_text("old")
-
-    def fail() -> None:
-        with replacing(tmp_path / "m") as file:
-            file.write(b"half")
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-    assert [p.name for p in tmp_path.iterdir()] == ["m"]
-    assert (tmp_path / "m").read_text() == "old"
 
 
 def test_what_a_killed_process_left_goes_and_what_another_writes_stays(tmp_path: Path) -> None:

@@ -61,9 +61,7 @@ def test_a_file_without_a_test_set_keeps_a_fifth_or_all_in_order(tmp_path: Path)
         ((2, 6), None, (1, 2, 6)),  # grey images need no shape
     ],
 )
-def test_the_shape_of_signals_images_and_volumes(
-    tmp_path: Path, held: tuple[int, ...], shape: tuple[int, ...] | None, read: tuple[int, ...]
-) -> None:
+def test_shapes_of_signals_images_and_volumes(tmp_path: Path, held: Any, shape: Any, read: tuple[int, ...]) -> None:
     X, y = RNG.random((20, *held)).astype(np.float32), np.arange(20) % 2
     expected = np.moveaxis(X, -1, 1) if held[-1] == read[0] else X.reshape(20, *read)
     np.savez(tmp_path / "t.npz", x_train=X, y_train=y, x_test=X[:7], y_test=y[:7])
@@ -88,77 +86,61 @@ def of_shape(*shape: int) -> dict[str, Any]:
     return {"X": np.ones((6, *shape)), "y": np.arange(6) % 2}
 
 
-@pytest.mark.parametrize(
-    ("source", "shape", "message"),
-    [
-        # shapes that do not tell or do not fit
-        (
-            of_shape(1, 128),
-            None,
-            r"could be signals or images; say which: input_shape=\(1, 128\) \(--input-shape 1,128\) for signals of 128 "
-            r"samples in 1 channel, .*\(--input-shape 1,1,128\) for grey images of 1 × 128$",
-        ),
-        (of_shape(127), None, r"rows of 127 numbers; say what .*, such as input_shape=\(1, 127\) .* for signals$"),
-        (of_shape(64), None, r"for signals, or input_shape=\(1, 8, 8\) \(--input-shape 1,8,8\) for images"),
-        (of_shape(2, 3, 4, 5), None, "or the shape of one, channels first"),
-        (of_shape(128), (1, 100), r"does not hold images of \(1, 100\), 100 numbers each; give another shape"),
-        (of_shape(128), (1, 0), r"shape=\(1, 0\): expected the channels first"),
-        (of_shape(128), 128, "shape=128: expected the channels first"),
-        # arrays
-        ({"A": np.ones(3), "X": np.ones(3)}, None, r"holds A \(3,\), X \(3,\); expected X and y"),
-        ({"X": IMAGES, "y": np.ones(5)}, None, r"images of shape \(4, 3, 3\) and labels of shape \(5,\)"),
-        ({"X": IMAGES, "y": np.array([0.0, np.nan, 1.0, 1.0])}, None, "label 1 is NaN; every image needs a label"),
-        (
-            {"X": np.where(LABELS[:, None, None], np.nan, IMAGES), "y": LABELS},
-            None,
-            "image 1 holds NaN or infinity; replace",
-        ),
-        ({"X": np.array([{}]), "y": np.ones(1)}, None, r"a\.npz: X holds Python objects, which are never unpickled"),
-        ({"X": IMAGES.astype(str), "y": LABELS}, None, r"images of type <U\d+; expected numbers"),
-        ({"X": IMAGES, "images": IMAGES, "y": LABELS}, None, "X and images could be the images for train; keep one"),
-        ({"X": IMAGES, "y": LABELS, "X_test": IMAGES}, None, r"y \(4,\); expected X and y .* both for each part"),
-        ({"X": IMAGES, "y": LABELS, "groups": LABELS[:3]}, None, r"groups of shape \(3,\) for 4 images"),
-        ({"X": IMAGES, "y": np.array([0, 0, 0, 1])}, None, "a: class 1 has a single image"),
-        (
-            {"x_train": IMAGES.astype(np.uint8), "y_train": LABELS, "x_test": IMAGES, "y_test": LABELS},
-            None,
-            "training images are uint8 and test images float64, of which uint8 alone is divided by 255",
-        ),
-        (
-            {"x_train": IMAGES, "y_train": LABELS, "x_test": IMAGES[:, 1:], "y_test": LABELS},
-            None,
-            r"training images are \(1, 3, 3\), test images \(1, 2, 3\)",
-        ),
-        # files that are none; NumPy's own advice is to unpickle them
-        (b"abc", None, "is not an .npz file, or is cut short"),
-        (ARCHIVE[: len(ARCHIVE) // 2], None, "is not an .npz file, or is cut short"),
-        (ARCHIVE[:200] + bytes([ARCHIVE[200] ^ 0xFF]) + ARCHIVE[201:], None, r"a\.npz is damaged \((?!.*pickle)"),
-        # pairs
-        ([], None, r"train holds no pairs \(image, label\)"),
-        ([IMAGES[0]], None, r"train\[0\] is a ndarray; expected pairs \(image, label\)"),
-        (
-            [(IMAGES[0], 0), (IMAGES[0, 1:], 1)],
-            None,
-            r"image 1 of train has shape \(2, 3\), and those before it \(3, 3\)",
-        ),
-        ([(IMAGES[0] * np.inf, 0)] * 2, None, "image 0 holds NaN or infinity"),
-        ([(IMAGES[0], 0), (IMAGES[0], [0, 1])], None, r"label 1 of train has shape \(2,\), and those before it \(\)"),
-        ([(IMAGES[:, None], LABELS)], None, r"train\[0\] is a batch of 4 images; give the loader's dataset itself"),
-        (3, None, r"train is a int; expected pairs \(image, label\)"),
-    ],
-)
-def test_arrays_and_pairs_that_are_refused_with_what_was_seen(
-    tmp_path: Path, source: Any, shape: Any, message: str
-) -> None:
-    if isinstance(source, dict | bytes):
-        (tmp_path / "a.npz").write_bytes(archive(**source) if isinstance(source, dict) else source)
-        source = tmp_path / "a.npz"
-    with pytest.raises(DatasetError, match=message) as told:
-        datasets.load(source, input_shape=shape)
-    assert "\n" not in str(told.value)
+# What is loaded, and what is said of it.
+REFUSED: list[tuple[Any, str]] = [
+    # shapes that do not tell
+    (of_shape(1, 128), r"could be signals or images; say which: input_shape=\(1, 128\) \(--input-shape 1,128\) for si"),
+    (of_shape(1, 128), r"of 128 samples in 1 channel, .*\(--input-shape 1,1,128\) for grey images of 1 × 128$"),
+    (of_shape(127), r"rows of 127 numbers; say what they are, such as input_shape=\(1, 127\) .* for signals$"),
+    (of_shape(64), r"for signals, or input_shape=\(1, 8, 8\) \(--input-shape 1,8,8\) for images"),
+    (of_shape(2, 3, 4, 5), "or the shape of one, channels first"),
+    # arrays
+    ({"A": np.ones(3), "X": np.ones(3)}, r"holds A \(3,\), X \(3,\); expected X and y"),
+    ({"X": IMAGES, "y": np.ones(5)}, r"images of shape \(4, 3, 3\) and labels of shape \(5,\)"),
+    ({"X": IMAGES, "y": np.array([0.0, np.nan, 1.0, 1.0])}, "label 1 is NaN; every image needs a label"),
+    ({"X": np.where(LABELS[:, None, None], np.nan, IMAGES), "y": LABELS}, "image 1 holds NaN or infinity; replace"),
+    ({"X": np.array([{}]), "y": np.ones(1)}, r"a\.npz: X holds Python objects, which are never unpickled"),
+    ({"X": IMAGES.astype(str), "y": LABELS}, r"images of type <U\d+; expected numbers"),
+    ({"X": IMAGES, "images": IMAGES, "y": LABELS}, "X and images could be the images for train; keep one"),
+    ({"X": IMAGES, "y": LABELS, "X_test": IMAGES}, r"y \(4,\); expected X and y .* both for each part"),
+    ({"X": IMAGES, "y": LABELS, "groups": LABELS[:3]}, r"groups of shape \(3,\) for 4 images"),
+    ({"X": IMAGES, "y": np.array([0, 0, 0, 1])}, "a: class 1 has a single image"),
+    (
+        {"x_train": IMAGES.astype(np.uint8), "y_train": LABELS, "x_test": IMAGES, "y_test": LABELS},
+        "training images are uint8 and test images float64, of which uint8 alone is divided by 255",
+    ),
+    (
+        {"x_train": IMAGES, "y_train": LABELS, "x_test": IMAGES[:, 1:], "y_test": LABELS},
+        r"training images are \(1, 3, 3\), test images \(1, 2, 3\)",
+    ),
+    # files that are none; NumPy's own advice is to unpickle them
+    (b"abc", "is not an .npz file, or is cut short"),
+    (ARCHIVE[: len(ARCHIVE) // 2], "is not an .npz file, or is cut short"),
+    (ARCHIVE[:200] + bytes([ARCHIVE[200] ^ 0xFF]) + ARCHIVE[201:], r"a\.npz is damaged \((?!.*pickle)"),
+    # pairs
+    ([], r"train holds no pairs \(image, label\)"),
+    ([IMAGES[0]], r"train\[0\] is a ndarray; expected pairs \(image, label\)"),
+    ([(IMAGES[0], 0), (IMAGES[0, 1:], 1)], r"image 1 of train has shape \(2, 3\), and those before it \(3, 3\)"),
+    ([(IMAGES[0] * np.inf, 0)] * 2, "image 0 holds NaN or infinity"),
+    ([(IMAGES[0], 0), (IMAGES[0], [0, 1])], r"label 1 of train has shape \(2,\), and those before it \(\)"),
+    ([(IMAGES[:, None], LABELS)], r"train\[0\] is a batch of 4 images; give the loader's dataset itself"),
+    (3, r"train is a int; expected pairs \(image, label\)"),
+]
+WRONG_SHAPES: list[tuple[Any, Any, str]] = [
+    (of_shape(128), (1, 100), r"does not hold images of \(1, 100\), 100 numbers each; give another shape"),
+    (of_shape(128), (1, 0), r"shape=\(1, 0\): expected the channels first"),
+    (of_shape(128), 128, "shape=128: expected the channels first"),
+]
 
 
-# ---- iterables of (image, label) -----------------------------------------------------------------------------------
+@pytest.mark.parametrize(("given", "shape", "told"), [*((g, None, told) for g, told in REFUSED), *WRONG_SHAPES])
+def test_arrays_and_pairs_are_refused_with_what_was_seen(tmp_path: Path, given: Any, shape: Any, told: str) -> None:
+    if isinstance(given, dict | bytes):
+        (tmp_path / "a.npz").write_bytes(archive(**given) if isinstance(given, dict) else given)
+        given = tmp_path / "a.npz"
+    with pytest.raises(DatasetError, match=told) as error:
+        datasets.load(given, input_shape=shape)
+    assert "\n" not in str(error.value)
 
 
 def test_pairs_from_pytorch_generators_and_pillow() -> None:
@@ -181,8 +163,3 @@ def test_pairs_from_pytorch_generators_and_pillow() -> None:
         np.testing.assert_array_equal(data.y, y)
     both = datasets.from_pairs(Photos(), [(x, k) for x, k in zip(X[:4], y, strict=False)])
     assert (len(both.X), len(both.X_test)) == (10, 4)
-    words = datasets.load([(x, "light" if k else "dark") for x, k in zip(X[..., 0], y, strict=True)])
-    assert set(words.y_test) == {"light", "dark"}
-    assert words.image_shape == (1, 6, 5)
-    clear = Image.fromarray(np.zeros((6, 5, 4), np.uint8))  # transparent: white, as in files
-    assert (datasets.load([(clear, 0), (clear, 1)], whole=True).X == 1.0).all()

@@ -131,9 +131,7 @@ def test_files_that_are_missing_or_bad_are_left_out_with_their_labels(photos: Pa
         ("file,label\na.png,\udce4\n", None, "is not a table in UTF-8"),
     ],
 )  # fmt: skip
-def test_mistakes_in_tables_are_told_before_a_file_is_read(
-    tmp_path: Path, text: str, columns: str | None, message: str
-) -> None:
+def test_mistakes_in_tables_are_told(tmp_path: Path, text: str, columns: str | None, message: str) -> None:
     (tmp_path / "t.csv").write_text(text, errors="surrogateescape")
     with pytest.raises(DatasetError, match=message) as told:
         datasets.load(tmp_path / "t.csv", columns=columns)

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cnngp import AvgPool, Conv, Dense, GPClassifier, GPRegressor, ReLU, Sequential, datasets
+from cnngp import AvgPool, Conv, Dense, GPClassifier, ReLU, Sequential, datasets
 from cnngp.estimators.certificate import errors_if_guessing
-from helpers.estimators import classifier
+from helpers.estimators import classifier, fitted
 
 PLAIN = Sequential(Conv(3), ReLU(), Conv(3, stride=2), ReLU(), Dense())
 POOLED = Sequential(Conv(3, weight_var=2.0), ReLU(), Conv(3, weight_var=2.0), ReLU(), AvgPool(5, stride=1), Dense())
@@ -45,18 +45,12 @@ def test_predictions_in_float32_move_by_less_than_the_certificate_says(network: 
         (False, {"kernel_error": 4e-6, "kernel_bound": 1e-5}, "may move variances and the likelihood by up to 13 %"),
         (False, {"method": "inducing"}, "How far its error is from that of the exact process was not measured."),
         (False, {"method": "inducing", "excess": 1e-3, "excess_uncertainty": 5e-4}, "Its error is within 0.20 points"),
-        (
-            False,
-            {"method": "inducing", "excess": 1e-3, "excess_uncertainty": 2e-3},
-            "its error may be up to 0.5 points",
-        ),
+        (False, {"method": "inducing", "excess": 1e-3, "excess_uncertainty": 2e-3}, "may be up to 0.5 points above"),
     ],
 )
-def test_what_the_certificate_says(
-    fitted: GPClassifier, worrying: bool, changes: dict[str, Any], sentence: str
-) -> None:
+def test_what_the_certificate_says(worrying: bool, changes: dict[str, Any], sentence: str) -> None:
     sound = {"images": 100, "largest_variance": 1.0, "smallest_eigenvalue": (1e-5, 1e-4), "kernel_bound": 1e-6}
-    report = replace(fitted.fit_report_, **sound | changes)
+    report = replace(fitted().fit_report_, **sound | changes)
     assert sentence in report.verdict
     assert report.worrying is worrying
     assert ("solved to 1e-03 only" in report.verdict) == ("residual" in changes)
@@ -122,13 +116,3 @@ def test_many_images_of_few_groups_are_no_proof() -> None:
     wrong = np.repeat([True, False], 50)
     assert errors_if_guessing(P, wrong, yes, False) is None
     assert errors_if_guessing(P, wrong, yes, False, np.repeat([0, 1], 50)) == (0.5, 0.5)
-
-
-def test_a_default_fit_to_noise_is_named_in_the_report_without_a_warning() -> None:
-    X = noise(40)
-    clf = GPClassifier(device="cpu").fit(X, np.arange(40) % 2)
-    assert "better than guessing" in clf.fit_report_.verdict
-    reg = GPRegressor(device="cpu").fit(X, np.random.default_rng(1).normal(size=40))
-    assert reg.fit_report_.worrying
-    assert "better than the mean of all targets: leave-one-out is off by" in reg.fit_report_.verdict
-    assert "normalize_y" not in reg.fit_report_.verdict  # a warning says where that helps

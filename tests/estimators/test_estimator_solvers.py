@@ -1,8 +1,6 @@
 """Estimators that solve without a Cholesky factor."""
 
-import io
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import pytest
 
 from cnngp import GPClassifier, GPRegressor, datasets
 from cnngp.common import memory
-from cnngp.estimators import fitting
 from cnngp.gp import iterative as iterative_gp
 from cnngp.gp.solving import ConvergenceWarning
 from cnngp.gp.solving.conjugate import Limits
@@ -76,8 +73,7 @@ def test_repeated_images_without_noise_cost_only_their_own_leave_one_out() -> No
     clf = GPClassifier(device="cpu", solver="cg")
     with pytest.warns(ConvergenceWarning, match=r"unit vectors of \d+ of 256 images.*loo_rows_; add noise") as told:
         clf.fit(K=K, y=y)
-    assert len(told) == 1
-    assert told[0].filename == __file__
+    assert [warning.filename for warning in told] == [__file__]
     assert clf.fit_report_.residual < 1e-8
     assert 200 <= len(clf.loo_rows_) < 240
     assert not set(clf.loo_rows_) & {*range(30), *range(300, 330)}
@@ -121,21 +117,8 @@ def test_variances_that_were_not_solved_for_are_reported(tmp_path: Path, monkeyp
     reg = GPRegressor(NET, noise=1e-3, device="cpu", solver="cg", store=tmp_path / "K.zarr").fit(DIGITS.X, DIGITS.y)
     _, right = reg.predict(DIGITS.X_test, return_std=True)
     monkeypatch.setattr(iterative_gp, "_LIMITS", Limits(1e-6, 2))
-    with pytest.warns(
-        ConvergenceWarning, match="variances were not solved, so these are too large as a rule: rel"
-    ) as told:
+    with pytest.warns(ConvergenceWarning, match="variances were not solved, so these are too large") as told:
         _, std = reg.predict(DIGITS.X_test, return_std=True)
     assert told[0].filename == __file__
     assert (std > right).all()
     assert not list(tmp_path.glob("*solve*"))  # a state for every block of test images would fill the disk
-
-
-def test_a_long_solve_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    error = io.StringIO()
-    monkeypatch.setattr(error, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(sys, "stderr", error)
-    said = "choosing the noise and solving: "
-    for at_once, shown in ((1500, False), (30, True)):
-        monkeypatch.setattr(fitting, "_SOLVED_AT_ONCE", at_once)
-        classifier(NET, noise="loo").fit(DIGITS.X[:40], DIGITS.y[:40])
-        assert (f"\r{said}" in error.getvalue()) == shown

@@ -11,7 +11,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from cnngp import GPClassifier, GPRegressor, Kernel, zoo
 from cnngp.common.arrays import CheckedImages, DataError, as_images
 from cnngp.kernel.program import Kind
-from helpers.estimators import DATA, NET, classifier
+from helpers.estimators import DATA, NET, classifier, fitted
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05])
@@ -100,19 +100,20 @@ def test_on_a_card(options: dict[str, Any], close: float, tmp_path: Path) -> Non
     assert reg.sample_y(DATA.X_test[:4], 3).shape == (4, 3)
 
 
-def test_precomputed_matrices_kernels_and_tensors(fitted: GPClassifier) -> None:
+def test_precomputed_matrices_kernels_and_tensors() -> None:
     torch = pytest.importorskip("torch")
-    expected, kernel = fitted.predict(DATA.X_test), Kernel(NET)
+    model, kernel = fitted(), Kernel(NET)
+    expected = model.predict(DATA.X_test)
     K, K_test = kernel(DATA.X), kernel(DATA.X_test, DATA.X)
     clf = GPClassifier().fit(K=K, y=DATA.y)
     np.testing.assert_array_equal(clf.predict(K=K_test), expected)
     P = clf.predict_proba(K=K_test, diagonal=kernel.diag(DATA.X_test))
-    np.testing.assert_allclose(P, fitted.predict_proba(DATA.X_test), atol=1e-9)
+    np.testing.assert_allclose(P, model.predict_proba(DATA.X_test), atol=1e-9)
     assert clf.fit_report_.kernel_error is None
     both = GPClassifier(NET).fit(DATA.X, DATA.y, K=K)
     np.testing.assert_array_equal(both.predict(DATA.X_test), expected)
-    np.testing.assert_array_equal(fitted.predict(K=K_test), expected)
-    np.testing.assert_array_equal(fitted.predict(torch.from_numpy(DATA.X_test)), expected)
+    np.testing.assert_array_equal(model.predict(K=K_test), expected)
+    np.testing.assert_array_equal(model.predict(torch.from_numpy(DATA.X_test)), expected)
     other = GPClassifier(NET).fit(DATA.X, DATA.y, K=Kernel(zoo.small_cnn())(DATA.X)).fit_report_
     assert "not this network's kernel" in other.verdict
     assert GPClassifier(kernel).fit(DATA.X[:40], DATA.y[:40]).kernel_ is kernel

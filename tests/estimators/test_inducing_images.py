@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 from scipy.ndimage import gaussian_filter
 from sklearn.base import clone
 
@@ -17,6 +18,7 @@ from cnngp.estimators.inducing import Source, choose, excess
 from cnngp.estimators.kernels import kernel_of
 from cnngp.estimators.recipe import Recipe, Term
 from cnngp.estimators.training_images import Images
+from cnngp.matrix import gram as tiled
 from helpers.estimators import NET, classifier
 
 RNG = np.random.default_rng(0)
@@ -98,19 +100,8 @@ def test_candidates_are_not_the_reserved_images() -> None:
     assert not np.isin(choice.rows, reserved).any()
 
 
-def test_memory_is_asked_for_and_a_store_serves_fits_of_all_sizes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """With less free than the model and two candidates an inducing image need, the fit is refused before any kernel."""
-    for m in (2, 3, 8):
-        kept, plain = (
-            classifier(store=store, inducing=m).fit(DATA.X[:100], DATA.y[:100]) for store in (tmp_path / "K.zarr", None)
-        )
-        np.testing.assert_array_equal(kept.X_, plain.X_)
-    other = Sequential(Conv(5), ReLU(), Dense())
-    classifier(other, inducing=5, store=tmp_path / "K.zarr").fit(DATA.X[:100], DATA.y[:100])
-    exact = classifier(store=tmp_path / "K.zarr").fit(DATA.X[:100], DATA.y[:100])
-    assert exact.fit_report_.method == "cholesky"
     asked: list[int] = []
     monkeypatch.setattr("cnngp.common.memory.require", lambda need, *_: asked.append(need))
     classifier(inducing=150).fit(DATA.X, DATA.y)
@@ -136,17 +127,13 @@ class Watched:
 
 
 def test_images_stay_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import zarr
-
     few = classifier(inducing=20)
     held = clone(few).fit(DATA.X, DATA.y)
     monkeypatch.setitem(sys.modules["cnngp.estimators.inducing"]._ENTRIES, "cpu", 800)  # 40 images at a time
     monkeypatch.setattr(sys.modules["cnngp.estimators.training_images"], "_BYTES", 40 * 8 * 64)
-    np.save(tmp_path / "X.npy", DATA.X)
-    on_disk = np.load(tmp_path / "X.npy", mmap_mode="r")
     store = zarr.create_array(str(tmp_path / "X.zarr"), data=DATA.X, chunks=(64, 1, 8, 8))
     watched = Watched(DATA.X)
-    for source in (on_disk, store, watched):
+    for source in (store, watched):
         clf = clone(few).fit(source, DATA.y)
         np.testing.assert_allclose(clf.predict_proba(DATA.X_test), held.predict_proba(DATA.X_test), atol=1e-6)
     assert 0 < watched.largest <= 40
@@ -158,15 +145,18 @@ def test_a_fit_with_a_store_computes_no_kernel_twice(
 ) -> None:
     """Eight parts of K(candidates, inducing), which are all images or all but the last part and then the whole.
 
-    As many again of the small fit that is compared with the exact process, whose own kernels are two more.
+    As many again of the small fit that is compared with the exact process, whose own kernels are two more. Fits of
+    other sizes, networks and methods have parts of their own in the same store.
     """
     model = classifier(inducing=inducing, store=tmp_path / "K.zarr")
     clf = model.fit(DATA.X, DATA.y)
+    assert len(list((tmp_path / "K.zarr").glob("inducing-*"))) == parts
     plain = classifier(inducing=inducing).fit(DATA.X, DATA.y)
     np.testing.assert_array_equal(clf.predict_proba(DATA.X_test), plain.predict_proba(DATA.X_test))
-    assert len([p for p in (tmp_path / "K.zarr").iterdir() if p.name.startswith("inducing-")]) == parts
-    from cnngp.matrix import gram as tiled
-
+    for network, m in ((NET, 3), (NET, 8), (Sequential(Conv(5), ReLU(), Dense()), 8), (NET, None)):
+        few = DATA.X[:100], DATA.y[:100]
+        kept, plain = (classifier(network, store=s, inducing=m).fit(*few) for s in (tmp_path / "K.zarr", None))
+        np.testing.assert_array_equal(kept.predict(DATA.X_test[:5]), plain.predict(DATA.X_test[:5]))
     monkeypatch.setattr(tiled, "_compute", None)  # would be called for a tile that is missing
     again = clone(model).fit(DATA.X, DATA.y)
     np.testing.assert_array_equal(again.predict_latent(DATA.X_test)[0], clf.predict_latent(DATA.X_test)[0])

@@ -143,9 +143,6 @@ def test_several_labels_an_image() -> None:
         clf.add(DATA.X_test, truth[:, :2])
 
 
-# ---- new classes -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("new", [(0,), (4, 7), (9,)])
 def test_new_classes_come_as_if_they_had_been_there(new: tuple[int, ...]) -> None:
     words = np.array([f"class {c}" for c in DATA.y])
@@ -160,9 +157,6 @@ def test_new_classes_come_as_if_they_had_been_there(new: tuple[int, ...]) -> Non
     assert grown.loo_error_ == whole.loo_error_
 
 
-# ---- noise of single images; weights are in test_conventions ---------------------------------------------------------
-
-
 @pytest.mark.parametrize("estimator", [GPClassifier, GPRegressor])
 def test_weights_of_added_images_are_those_of_a_fit(estimator: Any) -> None:
     weight = np.random.default_rng(0).choice([0.0, 0.5, 1.0, 3.0], len(DATA.X))
@@ -174,9 +168,6 @@ def test_weights_of_added_images_are_those_of_a_fit(estimator: Any) -> None:
     np.testing.assert_array_equal(grown.X_, whole.X_)
     np.testing.assert_array_equal(grown.y_, whole.y_)
     np.testing.assert_allclose(grown.gp_.leave_one_out().mean, whole.gp_.leave_one_out().mean, rtol=1e-8, atol=1e-10)
-
-
-# ---- labels as they are given ----------------------------------------------------------------------------------------
 
 
 def test_labels_of_any_kind() -> None:

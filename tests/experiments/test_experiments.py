@@ -13,7 +13,7 @@ from cnngp import AvgPool, Conv, Dense, GPClassifier, Kernel, ReLU, Sequential, 
 from cnngp.cli import run
 from cnngp.common.errors import DatasetError
 from cnngp.datasets import preparation, sets
-from cnngp.paper import table1
+from cnngp.paper import setting, table1
 from cnngp.paper.setting import Setting
 from experiments import baselines, beyond, cifar10, pooled, timings
 from helpers.experiments import cell, digits_in_three
@@ -29,10 +29,7 @@ def errors(net: Any, train: int, test: int) -> dict[str, Any]:
     return {"test": pytest.approx(100 * wrong), "leave-one-out": pytest.approx(100 * clf.loo_error_)}
 
 
-# ---- baselines -------------------------------------------------------------------------------------------------------
-
-
-def test_the_best_of_a_few_networks_and_the_rbf_kernel_of_the_most_likely_lengthscale(tmp_path: Path) -> None:
+def test_baselines_are_the_best_of_a_few_networks_and_the_most_likely_rbf_kernel(tmp_path: Path) -> None:
     plan = baselines.BaselinesPlan(200, 100, 500, baselines.DENSE[1:9:7], chosen_on=40, lengthscale_on=120)
     found = baselines.run(Setting(tmp_path, device="cpu"), plan, DATA)
     choice = found["details"]["networks"]["Dense NNGP"]["choice"]
@@ -54,13 +51,11 @@ def test_the_best_of_a_few_networks_and_the_rbf_kernel_of_the_most_likely_length
     assert log_likelihood(lengthscale) > max(log_likelihood(lengthscale * factor) for factor in (0.3, 0.9, 1.1))
 
 
-# ---- beyond ----------------------------------------------------------------------------------------------------------
-
 NETS = {"pooled": beyond.pooled(Conv(3, weight_var=2.0), AvgPool(3, stride=1)), "dense": zoo.dense_nngp(1)}
 PLAN = beyond.BeyondPlan(train=120, validation=60, test=80, chosen_on=60, candidates=NETS)
 
 
-def test_the_best_by_leave_one_out_is_fitted_and_long_kernels_are_kept_tile_by_tile(tmp_path: Path, monkeypatch: Any):
+def test_beyond_fits_the_best_by_leave_one_out_and_keeps_long_kernels_tile_by_tile(tmp_path: Path, monkeypatch: Any):
     found = beyond.run(Setting(tmp_path, device="cpu"), PLAN, DATA)
     choice = found["details"]["choice"]["networks"]
     best = min(choice, key=lambda name: choice[name]["loo_log_loss"])
@@ -97,55 +92,42 @@ def test_every_pool_has_a_row_beside_the_dense_layer(tmp_path: Path) -> None:
         assert {q: cell(found, f"ResNet-8 GP, {name}", q)["ours"] for q in expected} == expected
 
 
-# ---- cifar10 ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder above cifar10/: six batches of 12 images, one noisy colour a class, so that a few are enough."""
+def test_cifar10_of_another_length_or_with_other_labels_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(sets, "CIFAR_IMAGES", 12)
-    folder = tmp_path / "data" / "cifar10" / "cifar-10-batches-bin"
-    folder.mkdir(parents=True)
-    for seed, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
-        rng = np.random.default_rng(seed)
-        y = rng.integers(0, 3, 12)
-        X = 40 * np.eye(3)[y][:, :, None, None] + rng.normal(120, 25, (12, 3, 32, 32))
-        records = np.concatenate([y[:, None], X.clip(0, 255).reshape(12, -1)], axis=1).astype(np.uint8)
-        (folder / f"{name}.bin").write_bytes(records.tobytes())
-    return tmp_path / "data"
-
-
-def test_batches_of_another_length_or_with_other_labels_are_refused(files: Path) -> None:
-    batch = files / "cifar10" / "cifar-10-batches-bin" / "data_batch_1.bin"
+    (tmp_path / "cifar10").mkdir()
     other_labels = b"\x0b" + bytes(12 * 3073 - 1)
     for content, message in ((bytes(99), "has 99 bytes; a batch of"), (other_labels, "labels up to 11")):
-        batch.write_bytes(content)
+        (tmp_path / "cifar10" / "data_batch_1.bin").write_bytes(content)
         with pytest.raises(DatasetError, match=message):
-            sets.original("cifar10", files)
+            sets.original("cifar10", tmp_path)
 
 
-def test_the_command_from_files_to_the_table(files: Path, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_the_command_cifar10_from_images_to_the_table(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, 18)  # one noisy colour a class, so that a few images are enough
+    X = (0.16 * np.eye(3)[y][:, :, None, None] + rng.normal(0.5, 0.1, (18, 3, 32, 32))).astype(np.float32)
+    images = datasets.Dataset("cifar10", X[:12], y[:12], X[12:], y[12:])
+    monkeypatch.setattr(setting, "load", lambda name, split, data: images)
     # A Myrtle network's variances take half a second an image on a processor; the recipe is the same with another.
     net = Sequential(Conv(3), ReLU(), AvgPool(4), Dense())
     monkeypatch.setattr(cifar10, "myrtle", lambda depth: net)
     monkeypatch.setattr(cifar10, "QUICK", cifar10.CifarPlan(depth=5, train=12, test=6))
     monkeypatch.setattr(cifar10, "LONG", 0.0)  # with stores, as the whole set
-    words = ["--quick", "--device", "cpu", "--data", str(files), "--out", str(tmp_path / "out"), "--json"]
+    words = ["--quick", "--device", "cpu", "--out", str(tmp_path / "out"), "--json"]
     assert run(words, commands("cifar10", ("cifar10",))) == 0
     printed = capsys.readouterr()
     assert f"{'plan':<22} {3 * (6 * 12 + 12 * 11 // 2):,} pairs of Myrtle-5, about" in printed.err
     rows = json.loads(printed.out)["rows"]
     # The recipe written out.
-    data = datasets.load("cifar10", data=files)
-    white = preparation.as_preparation("zca").fit(data.X[:12])
-    X, T = white.transform(data.X[:12]), white.transform(data.X_test[:6])
+    white = preparation.as_preparation("zca").fit(X[:12])
+    X, T = white.transform(X[:12]), white.transform(X[12:])
     kernel, symmetric = (Kernel(net, device="cpu", symmetry=symmetry) for symmetry in (None, "flip"))
     for name, K, K_test in (
         ("Myrtle-5 GP", kernel(X), kernel(T, X)),
         ("Myrtle-5 GP, flips", symmetric(X), symmetric(T, X)),
     ):
-        clf = GPClassifier(noise="loo").fit(y=data.y[:12], K=K)
-        error = 100 * float((clf.predict(K=K_test) != data.y_test[:6]).mean())
+        clf = GPClassifier(noise="loo").fit(y=y[:12], K=K)
+        error = 100 * float((clf.predict(K=K_test) != y[12:]).mean())
         of_it = {r["quantity"]: r["ours"] for r in rows if r["result"] == name}
         assert of_it == {"test": pytest.approx(error), "leave-one-out": pytest.approx(100 * clf.loo_error_)}
         assert error < 50.0

@@ -23,7 +23,6 @@ from experiments.rivals.resnet import ResNet  # noqa: E402
 from experiments.rivals.training import learned_parameters  # noqa: E402
 
 DATA = digits_in_three(400, 100, 200)
-IMAGES = SplitImages.of(DATA, 400, 100, 200)
 PLAN = RivalsPlan(
     train=400,
     validation=100,

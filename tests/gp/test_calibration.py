@@ -82,14 +82,6 @@ def test_labels_that_follow_the_scores_are_not_taken_to_be_random() -> None:
         assert all(0.1 < T < 1.0 for T, _ in found)
 
 
-def test_the_share_is_where_its_likelihood_is_largest() -> None:
-    scores, labels = drawn(60, 0.4, 4)
-    P, target = calibration.softmax(scores / 0.3), calibration.smoothed(labels, 5)
-    shares = np.linspace(0.0, 0.999, 1000)
-    likely = [(target * np.log(calibration.with_label_noise(P, e))).sum() + np.log1p(-e) for e in shares]
-    assert calibration._best_share(P, target) == pytest.approx(shares[np.argmax(likely)], abs=1e-3)
-
-
 def test_a_few_labels_that_are_all_predicted_wrongly_leave_the_temperature_finite() -> None:
     labels = np.repeat(np.arange(6), 2)
     scores = 0.3 * RNG.normal(size=(12, 6)) - np.eye(6)[labels]  # the class that was left out is the rarest

@@ -106,6 +106,10 @@ NETWORKS: dict[str, Case] = {
     "step": of((1, 6, 5), C, Step(), CB, Step(), D),
     "skips in skips": of((1, 8, 8), C, Sum(Sequential(R, C), Sequential(Conv(1, weight_var=0.5), BLOCK)), R, D),
     "loop": of((1, 5, 5), C, *[BLOCK] * 5, R, Conv(3, bias_var=0.5), GELU(), C, GELU(), C, D),
+    # ∂K/∂weight_var does not vanish where weight_var does.
+    "a layer without weights": of(
+        (2, 7, 6), C, Sum(Identity(), Sequential(R, Conv(1, weight_var=0.0))), R, Conv(1), R, D
+    ),
     "folded, then not": of((1, 11, 12), C, R, HALF, R, Conv(5), R, D),
     "1-D": of((2, 40), Conv(5, stride=2), R, C, R, D),
     "a long axis": of((1, 700), C, R, D),

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,9 +25,12 @@ from cnngp.network.functions import as_callable
 from cnngp.network.layers import Layer, LeakyReLU, Nonlinearity, NormalizedExp, Rbf, ReLU, Sin, SquaredReLU, as_layer
 from cnngp.network.reference import Array, Covariances, Maps, nonlinearity, nonlinearity_diagonal, propagate
 from cnngp.network.reference.covariances import pairwise
-from cnngp.network.reference.formulas import correlation, derivative, expectation, numeric_derivative
+from cnngp.network.reference.formulas import derivative, expectation, numeric_derivative
 from cnngp.network.walk import inside, name_of
 
+# Steps and weights of differences of order four.
+CENTRAL = {-2: 1 / 12, -1: -2 / 3, 1: 2 / 3, 2: -1 / 12}
+FORWARD = {0: -25 / 12, 1: 4.0, 2: -3.0, 3: 4 / 3, 4: -1 / 4}
 Slopes: TypeAlias = dict[str, Covariances]
 """The derivatives of all covariances at one point of a network, by each parameter before it."""
 
@@ -103,21 +106,16 @@ def _product(a: Covariances, b: Covariances) -> Covariances:
 
 
 def _of_own_parameter(net: Nonlinearity, V: Covariances) -> Slopes:
-    def by(of_pair: Any, of_one: Any = np.zeros_like) -> Covariances:
-        return pairwise(of_pair, of_one, V)
-
-    match net:
-        case ReLU(gain):
-            return {"gain": by(lambda *K: 2.0 * gain * nonlinearity(ReLU(), *K), lambda K: gain * K)}
-        case LeakyReLU(slope):
-            bend = 2.0 * (1.0 - slope)
-            return {"slope": by(lambda K, *own: K - bend * nonlinearity(ReLU(), K, *own), lambda K: slope * K)}
-        case Rbf():
-            return {"gamma": by(lambda K, K1, K2: (2.0 * K - K1 - K2) * nonlinearity(net, K, K1, K2))}
-        case NormalizedExp():
-            return {"gamma": by(lambda *K: (correlation(*K) - 1.0) * nonlinearity(net, *K))}
-        case _:
-            return {}
+    """By differences of order four, which have no error where V is a square of the parameter, as of a ReLU's gain."""
+    found = {}
+    for name, value in net.parameters().items():
+        h = 2e-3 * (abs(value) or 0.1)
+        parts = []
+        for step, weight in CENTRAL.items():
+            there = _after(net.with_parameters({name: value + step * h}), V)
+            parts.append(there.map(lambda K, w=weight / h: w * K))
+        found[name] = sum(parts[1:], parts[0])
+    return found
 
 
 def by_differences(
@@ -128,12 +126,10 @@ def by_differences(
     found = {}
     for name in values if names is None else names:
         h = 2e-3 * (abs(values[name]) or 0.1)
-        steps, weights = (-2, -1, 1, 2), (1 / 12, -2 / 3, 2 / 3, -1 / 12)
-        if values[name] == 0.0:
-            steps, weights = (0, 1, 2, 3, 4), (-25 / 12, 4.0, -3.0, 4 / 3, -1 / 4)
-        moved = (net.with_parameters({name: values[name] + step * h}) for step in steps)
-        found[name] = sum(w * float(np.sum(G * reference.kernel(m, X, Z))) for w, m in zip(weights, moved, strict=True))
-        found[name] /= h
+        found[name] = 0.0
+        for step, weight in (CENTRAL if values[name] else FORWARD).items():
+            moved = net.with_parameters({name: values[name] + step * h})
+            found[name] += weight / h * float(np.sum(G * reference.kernel(moved, X, Z)))
     return found
 
 

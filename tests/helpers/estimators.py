@@ -1,5 +1,6 @@
 """The network, the digits and the short ways to a model that tests of estimators share."""
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,12 @@ DATA = datasets.digits().take(150, 80)
 
 def classifier(network: Any = NET, **options: Any) -> GPClassifier:
     return GPClassifier(network, **{"device": "cpu"} | options)
+
+
+@functools.cache
+def fitted() -> GPClassifier:
+    """A classifier of the digits, which tests ask and do not change."""
+    return classifier().fit(DATA.X, DATA.y)
 
 
 def reloaded(model: Any, folder: Path) -> Any:

@@ -26,10 +26,6 @@ SHARED = 227 * 1024
 _working = threading.RLock()  # the compiled kernels have one state for all threads
 
 
-class OutOfMemoryError(MemoryError):
-    """As CuPy's."""
-
-
 class Cards:
     """`modules()` is what to put into sys.modules; the rest is what a test wants to know or to set."""
 
@@ -38,6 +34,7 @@ class Cards:
         self.used: Counter[int] = Counter()
         self.peak: Counter[int] = Counter()
         self.launches: list[tuple[int, str]] = []
+        self.made: list[Stream] = []
         self.before_launch: Callable[[int, str], None] = lambda card, kernel: None
         self._here = threading.local()
         self._null = [Stream(self) for _ in range(count)]
@@ -50,6 +47,10 @@ class Cards:
 
     def streams(self, card: int) -> list[Stream]:
         return self._here.__dict__.setdefault(card, [self._null[card]])
+
+    def stream(self, non_blocking: bool) -> Stream:
+        self.made.append(Stream(self))
+        return self.made[-1]
 
     def work(self, task: Callable[[], None]) -> None:
         self.streams(self.current)[-1].put(task)
@@ -64,7 +65,7 @@ class Cards:
         n, card = int(np.prod(shape)) * dtype.itemsize, self.current
         with _working:
             if n > self.free():
-                raise OutOfMemoryError(f"{n:,} bytes on card {card}, where {self.free():,} are free")
+                raise MemoryError(f"{n:,} bytes on card {card}, where {self.free():,} are free")
             self.used[card] += n
             self.peak[card] = max(self.peak[card], self.used[card])
         raw = np.full(n + 16, 0xFF, np.uint8)  # NaN
@@ -111,6 +112,13 @@ class Cards:
             if a.card != self.current:
                 raise RuntimeError(f"an array of card {a.card} is used on card {self.current}")
 
+    def kernels(self, code: str) -> Any:
+        """The kernels of a text."""
+        real = next(real for real, text in PRIMITIVES.items() if code.startswith(text))
+        with _working:
+            library = compiled(code.removeprefix(PRIMITIVES[real]), real, SHARED)
+        return types.SimpleNamespace(get_function=lambda name: Function(self, name, getattr(library, f"run_{name}")))
+
     def install(self, monkeypatch: pytest.MonkeyPatch) -> Cards:
         """These cards in the place of real ones until the test ends."""
         fake_cupy.install(monkeypatch, self.modules())
@@ -139,11 +147,11 @@ class Cards:
         runtime = types.SimpleNamespace(getDeviceCount=lambda: cards.count, memGetInfo=lambda: (cards.free(), 0))
         made: dict[str, Any] = {
             "ndarray": Array,
-            "RawModule": lambda code, options: Module(cards, code),
+            "RawModule": lambda code, options: cards.kernels(code),
             "get_default_memory_pool": lambda: types.SimpleNamespace(free_bytes=lambda: 0),
             "cuda": types.SimpleNamespace(
                 Device=Device,
-                Stream=lambda non_blocking: Stream(cards),
+                Stream=cards.stream,
                 get_current_stream=lambda: cards.streams(cards.current)[-1],
                 runtime=runtime,
             ),
@@ -225,23 +233,9 @@ class Stream:
         self._cards.streams(self._cards.current).pop()
 
 
-class Module:
-    """The kernels of a text."""
-
-    def __init__(self, cards: Cards, code: str) -> None:
-        self.cards = cards
-        real = next(real for real, text in PRIMITIVES.items() if code.startswith(text))
-        with _working:
-            self.library = compiled(code.removeprefix(PRIMITIVES[real]), real, SHARED)
-
-    def get_function(self, name: str) -> Function:
-        return Function(self, name)
-
-
 class Function:
-    def __init__(self, module: Module, name: str) -> None:
-        self._cards, self._name = module.cards, name
-        self._run = getattr(module.library, f"run_{name}")
+    def __init__(self, cards: Cards, name: str, run: Callable[..., None]) -> None:
+        self._cards, self._name, self._run = cards, name, run
         self.max_dynamic_shared_size_bytes = 48 * 1024
 
     def __call__(self, grid: tuple[int], block: tuple[int], arguments: tuple[Any, ...], shared_mem: int = 0) -> None:
@@ -250,25 +244,15 @@ class Function:
         card = self._cards.current
         self._cards.before_launch(card, self._name)
         self._cards.launches.append((card, self._name))
-        arrays = [a._a for a in arguments if isinstance(a, Array)]  # alive until they were worked on
-        self._cards.check(*(a for a in arguments if isinstance(a, Array)))
+        arrays = [a for a in arguments if isinstance(a, Array)]
+        self._cards.check(*arrays)
+        assert all(a._a.flags.writeable for a in arrays)
         values = [*map(_argument, arguments), grid[0], block[0]]
-        self._cards.work(lambda: self._launch(arrays, values))
-
-    def _launch(self, arrays: list[np.ndarray], values: list[Any]) -> None:
-        assert all(a.flags.writeable for a in arrays)
-        self._run(*values)
+        self._cards.work(lambda alive=arrays: self._run(*values))
 
 
 def _argument(a: Any) -> Any:
-    match a:
-        case Array():
-            return ctypes.c_void_p(a._a.ctypes.data)
-        case np.int32():
-            return int(a)
-        case np.int64():
-            return ctypes.c_longlong(int(a))
-        case np.uint64():
-            return ctypes.c_void_p(int(a) or None)
-        case _:
-            raise TypeError(f"a kernel's argument of type {type(a).__name__}")
+    if isinstance(a, Array):
+        return ctypes.c_void_p(a._a.ctypes.data)
+    made = {np.int32: ctypes.c_int, np.int64: ctypes.c_longlong, np.uint64: ctypes.c_void_p}[type(a)]
+    return made(int(a))

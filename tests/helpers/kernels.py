@@ -7,6 +7,7 @@ from cnngp import Conv, Dense, Identity, ReLU, Sequential, Sum
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = ["float32", "float64"]
+TOLERANCE = {"float32": 1e-6, "float64": 1e-12}
 SMALL = Sequential(
     Conv(3, bias_var=0.1),
     ReLU(),
@@ -15,9 +16,8 @@ SMALL = Sequential(
     ReLU(2.0**0.5),
     Dense(),
 )
-
-
 each_device = pytest.mark.parametrize("device", DEVICES)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
 def random_images(n, shape=(2, 7, 6), seed=0):

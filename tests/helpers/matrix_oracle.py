@@ -43,10 +43,6 @@ def copied_locations(nu, n, mode):
             return n - 1 - abs(n - 1 - abs(nu))
 
 
-def fan_in_scale(layer, axes):
-    return 1.0 / math.prod(each(layer.kernel_size, axes)) if layer.fan_in == "patch" else 1.0
-
-
 def axis_matrices(layer, a, axes, n):
     """For each filter element of one axis the matrix from its n locations to those of the output."""
     k, s, d = (each(v, axes)[a] for v in (layer.kernel_size, layer.stride, layer.dilation))
@@ -76,11 +72,9 @@ def mean_matrix(layer, size):
     M, out = np.ones((1, 1)), []
     for a in range(axes):
         out.append((size[a] + 2 * pad[a] - k[a]) // stride[a] + 1)
-        one = np.zeros((out[a], size[a]))
-        for P in range(out[a]):
-            window = [p for p in range(P * stride[a] - pad[a], P * stride[a] - pad[a] + k[a]) if 0 <= p < size[a]]
-            one[P, window] = 1.0 / (k[a] if layer.count_include_pad else len(window))
-        M = np.kron(M, one)
+        starts = np.arange(out[a])[:, None] * stride[a] - pad[a]
+        window = (np.arange(size[a]) >= starts) & (np.arange(size[a]) < starts + k[a])
+        M = np.kron(M, window / (k[a] if layer.count_include_pad else window.sum(axis=1, keepdims=True)))
     return M, tuple(out)
 
 
@@ -133,7 +127,7 @@ def walk(net, maps, size):
     match net:
         case Conv() | ConvTranspose():
             taps, out = tap_matrices(net, size)
-            scale = net.weight_var * fan_in_scale(net, len(size))
+            scale = net.weight_var / (len(taps) if net.fan_in == "patch" else 1)
             return [net.bias_var + scale * sum(S @ V @ S.T for S in taps) for V in maps], out
         case Dense():
             return [np.array([[net.bias_var + net.weight_var * np.trace(V) / len(V)]]) for V in maps], ()
@@ -168,8 +162,8 @@ def walk(net, maps, size):
 
 def oracle(net, x, z):
     """K(x, z) and K(x, x) for one pair of images (C, …)."""
-    flat = [a.reshape(len(a), -1) for a in (x, z)]
-    maps = [a.T @ b / len(a) for a, b in ((flat[0], flat[1]), (flat[0], flat[0]), (flat[1], flat[1]))]
+    a, b = (image.reshape(len(image), -1) for image in (x, z))
+    maps = [first.T @ second / len(first) for first, second in ((a, b), (a, a), (b, b))]
     (xz, xx, _), size = walk(net, maps, x.shape[1:])
     assert math.prod(size) == 1
     return float(xz[0, 0]), float(xx[0, 0])

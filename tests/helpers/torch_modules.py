@@ -70,25 +70,6 @@ def residual_net() -> nn.Module:
     return ending(_conv(1), *blocks, nn.ReLU(), left=8 * 9)
 
 
-def three_branches() -> nn.Module:
-    """Nested and many-armed sums, by the built-in sum, torch.add, and an operator."""
-
-    def forward(m: Any, x: Any) -> Any:
-        x = m.stem(x)
-        x = sum(arm(x) for arm in m.arms)
-        x = torch.add(x, m.outer(x + m.inner(torch.erf(x))))
-        return m.head(torch.sin(x).flatten(start_dim=1))
-
-    return made(
-        forward,
-        stem=_conv(2),
-        arms=nn.ModuleList(nn.Sequential(nn.Tanh(), _conv(k=k)) for k in (1, 3, 5)),
-        inner=_conv(),
-        outer=nn.Sequential(nn.GELU(), _conv(padding=2, dilation=2, padding_mode="circular")),
-        head=nn.Linear(4 * 36, 3),
-    )
-
-
 def transposed_net() -> nn.Module:
     return made(
         lambda m, x: m.head(torch.flatten(R(m.up3(R(m.up(R(m.down(x)))))), 1)),
@@ -109,15 +90,20 @@ def written_by_hand() -> list[tuple[nn.Module, tuple[int, ...], Network, float, 
         return ConvTranspose(*args, weight_var=WEIGHT_VAR, bias_var=BIAS_VAR, **kwargs)
 
     dense, relu, relu_ = Dense(WEIGHT_VAR, BIAS_VAR), ReLU(), nn.ReLU()
-    arms = Sum(*(Sequential(Elementwise("tanh"), conv(k)) for k in (1, 3, 5)))
-    inner = Sum(Identity(), Sequential(cnngp.Erf(), conv(3)))
-    outer = Sequential(inner, cnngp.GELU(), conv(3, dilation=2, padding_mode="circular"))
+    first = nn.Conv2d(3, 8, 3, padding=1, padding_mode="circular")
     plain = nn.Sequential(
-        *(nn.Conv2d(3, 8, 3, padding=1), relu_, nn.Conv2d(8, 8, 5, stride=2, padding=2), relu_, nn.Conv2d(8, 8, 2)),
+        *(first, relu_, nn.Conv2d(8, 8, 5, stride=2, padding=2), relu_, nn.Conv2d(8, 8, 2)),
         *(nn.LeakyReLU(0.1), nn.Dropout(0.5).eval(), nn.Identity(), nn.Flatten()),
         *(nn.Linear(8 * 3 * 3, 16), nn.SiLU(), nn.Linear(16, 1)),
     )
-    plain_net = (conv(3), relu, conv(5, stride=2), relu, conv(2, padding="valid"), cnngp.LeakyReLU(0.1))
+    plain_net = (
+        conv(3, padding_mode="circular"),
+        relu,
+        conv(5, stride=2),
+        relu,
+        conv(2, padding="valid"),
+        cnngp.LeakyReLU(0.1),
+    )
     one = (nn.Conv1d(2, 4, 5, dilation=2, padding="same"), relu_, nn.Conv1d(4, 4, 3, stride=3), relu_)
     three = nn.Conv3d(1, 4, (3, 1, 3), padding=(1, 0, 1), padding_mode="replicate")
     even = (nn.Conv2d(1, 4, 4, padding="same"), relu_, nn.ZeroPad2d((2, 1, 2, 1)), nn.Conv2d(4, 4, 4), relu_)
@@ -147,6 +133,5 @@ def written_by_hand() -> list[tuple[nn.Module, tuple[int, ...], Network, float, 
         ),
         (ending(*cropped, left=400), (1, 6, 6), (transposed(3, stride=2, padding=((0, 3), (1, 2))), relu, dense)),
         (residual_net(), (1, 6, 6), (conv(3), *blocks_net, relu, dense)),
-        (three_branches(), (2, 6, 6), (conv(3), arms, Sum(Identity(), outer), cnngp.Sin(), dense)),
     ]
     return [(module, shape, Sequential(*layers), WEIGHT_VAR, BIAS_VAR) for module, shape, layers in rows]

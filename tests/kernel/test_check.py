@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cnngp import Conv, ConvTranspose, Dense, GlobalAvgPool, GPClassifier, Kernel, Sequential, datasets, gram, zoo
 from cnngp.kernel import check
@@ -20,13 +18,11 @@ from cnngp.kernel.check import WrongKernelError
 from cnngp.kernel.engines.base import RangeError
 from cnngp.kernel.engines.cpu.engine import CpuEngine
 from cnngp.network.layers import AvgPool, Cos, Elementwise, Erf, Network, ReLU, Sin, Step
-from helpers.examples import examples
-from helpers.networks import STEP, images, networks_with_shapes, relu_like, smooth
+from helpers.kernels import each_dtype
 
 NET = Sequential(Conv(3, bias_var=0.1), ReLU(), Dense())
 TANH = Sequential(Conv(3), Elementwise("tanh"), Conv(3), Elementwise("tanh"), Dense())
 X = np.random.default_rng(0).standard_normal((5, 1, 6, 6))
-each_dtype = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
 
 @pytest.fixture(autouse=True)
@@ -135,13 +131,6 @@ def test_sums_under_pools_raise_no_alarm(dtype: str) -> None:
     # Of standardised images little is left, beside the covariances of two pixels that add up to it.
     for nothing in (Sequential(GlobalAvgPool(), Dense()), Sequential(Conv(1), GlobalAvgPool())):
         assert stays_calm(Kernel(nothing, device="cpu", dtype=dtype), CENTRED, times=1.0)
-
-
-@given(drawn=networks_with_shapes(st.one_of(relu_like, smooth, st.just(STEP))), seed=st.integers(0, 2**32 - 1))
-@examples(15)
-def test_generated_networks_raise_no_alarm(drawn: Any, seed: int) -> None:
-    for dtype in ("float32", "float64"):
-        stays_calm(Kernel(drawn[0], device="cpu", dtype=dtype), images(drawn[1], 4, seed))
 
 
 def test_the_bound_of_plain_networks_is_the_documented_one() -> None:

@@ -5,32 +5,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from cnngp import Conv, Dense, Identity, ReLU, Sequential, Step, Sum
 from cnngp.kernel.engines.base import RangeError
 from cnngp.kernel.engines.cuda.engine import KINDS
 from cnngp.kernel.program import Kind, lower
-from cnngp.network import reference
-from helpers.cuda_cases import (
-    EVERY,
-    GENERAL,
-    NETWORKS,
-    NO_SLOPE,
-    ONE_PIXEL,
-    PATHS,
-    POOLED,
-    SERIES,
-    TOLERANCE,
-    OnCard,
-    agrees,
-    images,
-)
+from helpers import cuda_cases, pooled
+from helpers.cuda_cases import EVERY, GENERAL, NETWORKS, NO_SLOPE, PATHS, POOLED, SERIES, OnCard, agrees
 from helpers.fake_cards import MakeCards
-from helpers.generator import random_network
-from helpers.networks import relu_like
-from helpers.pooled import pooled_networks
+from helpers.generator import RELU_LIKE, Random, random_network
 
 # Warps of a pair, pairs of a block, blocks, segments whose tables are in shared memory: the warp's own pool in shared
 # memory, and the block's in global memory.
@@ -83,9 +66,9 @@ def test_kernels_agree_with_the_reference(on: str, name: str, dtype: str, kind: 
     tolerance = 0.0
     if name in SERIES:  # at correlation one a ReLU's slope moves by the root of what rounding moves K
         tolerance = {F: 1e-6, D: 1e-10 if kind == "ntk" else 1e-11}[dtype]
-    elif name in TOLERANCE:
-        tolerance = TOLERANCE[name] if dtype == F else TOLERANCE[name] ** 2
-    agrees(run, net, shape, tolerance, name in ONE_PIXEL)
+    elif name in cuda_cases.TOLERANCE:
+        tolerance = cuda_cases.TOLERANCE[name] if dtype == F else cuda_cases.TOLERANCE[name] ** 2
+    agrees(run, net, shape, tolerance, name in cuda_cases.ONE_PIXEL)
 
 
 def test_a_tangent_kernel_far_smaller_than_k(cards: MakeCards) -> None:
@@ -95,32 +78,16 @@ def test_a_tangent_kernel_far_smaller_than_k(cards: MakeCards) -> None:
     agrees(OnCard(net, (1, 6, 6), F, "ntk"), net, (1, 6, 6))
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(k, marks=pytest.mark.slow) for k in range(2, 20))])
-def test_random_networks_of_all_dimensions(cards: MakeCards, seed: int) -> None:
-    """Every second one with its tangent kernel."""
-    net, shape = random_network(np.random.default_rng(seed), max_pixels=600, axes=(1, 2, 2, 2, 3), scale=2.5)
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(k, marks=pytest.mark.slow) for k in range(4, 40))])
+def test_random_networks(cards: MakeCards, seed: int) -> None:
+    """Of all dimensions, every second one with its tangent kernel; and with pools, on their way and the general one."""
+    rng = np.random.default_rng(seed)
+    net, shape = random_network(rng, max_pixels=600, axes=(1, 2, 2, 2, 3), scale=2.5)
     for dtype in (F, D):
         agrees(OnCard(net, shape, dtype, KINDS[seed % 2]), net, shape, one_pixel=True)
-
-
-@pytest.mark.parametrize("most", [4, pytest.param(100, marks=pytest.mark.slow)])
-def test_random_networks_with_pools(cards: MakeCards, most: int) -> None:
-    """Whichever way they take, and the general one."""
-
-    @settings(max_examples=most)
-    @given(drawn=pooled_networks(relu_like), seed=st.integers(0, 10**6))
-    def check(drawn: Any, seed: int) -> None:
-        net, shape = drawn
-        program = lower(net, shape)
-        X = images(np.random.default_rng(seed), 3, shape)
-        R, diagonal = reference.kernel(net, X, X[:2]), reference.diagonal(net, X)
-        top = max(np.abs(R).max(), 1e-300)
-        for path in ("walk", None) if program.input is None else (None,):
-            run = OnCard(net, shape, D, path=path)
-            assert np.abs(run.cross(X, X[:2]) - R).max() / top <= 1e-12
-            assert np.abs(run.diagonals(X) - diagonal).max() / top <= 1e-13
-
-    check()
+    net, shape = pooled.network(Random(rng), lambda: RELU_LIKE[seed % len(RELU_LIKE)], 4000)
+    for path in (None, "walk") if lower(net, shape).input is None else (None,):
+        agrees(OnCard(net, shape, D, path=path), net, shape)
 
 
 def test_images_out_of_range_are_refused(on: str) -> None:

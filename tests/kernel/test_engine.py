@@ -15,17 +15,15 @@ from cnngp.network import Network, NetworkError, Rbf, Sign, Sin, Step, reference
 from cnngp.network.layers import GELU, Abs, Cos, Elementwise, Erf, LayerNorm, LeakyReLU, ReLU, as_layer
 from helpers.derivatives import by_differences
 from helpers.examples import examples
-from helpers.kernels import DTYPES, each_device, error, random_images
-from helpers.networks import images, relu_like, smooth
+from helpers.kernels import DTYPES, TOLERANCE, each_device, each_dtype, error, random_images
+from helpers.networks import Case, images, of, relu_like, smooth
 from helpers.nonlinearities import DIFFERENTIABLE
 from helpers.pooled import either
 
-TOLERANCE = {"float32": 1e-6, "float64": 1e-12}
 # Erf, Sin, Cos, Rbf and GELU are not homogeneous: a half-ulp of a covariance K moves the exponent of Sin and Cos by
 # K/2^24, that of Rbf by 2γK/2^24, and 1 − x² of Erf and GELU likewise, so the bound is the ReLU's times the largest
 # variance they see (below 30 here).
 SMOOTH_TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
-each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 C, R, D = Conv(3, weight_var=2.0, bias_var=0.1), ReLU(), Dense()
 
 
@@ -143,41 +141,37 @@ def test_step_networks(net, single, double, seed):
 
 ALL, NORM = LayerNorm("all"), LayerNorm("all", eps=0.1)
 B, L = Conv(3, bias_var=0.1), Dense(bias_var=0.2)
-SPECIAL: dict[str, tuple[Network, tuple[int, ...]]] = {
-    "no operation at all": (Dense(2.0), (2, 5, 6)),
-    "a change of unit only": (Sequential(Conv(1, weight_var=3.0), R, Dense(0.5)), (2, 5, 6)),
-    "weights that are all zero": (Sequential(Conv(3, weight_var=0.0), R, D), (2, 5, 6)),
-    "zero weights with a bias": (Sequential(Conv(3, weight_var=0.0, bias_var=2.0), R, Dense(0.0, 0.5)), (2, 5, 6)),
-    "a skip that stands last": (Sequential(Conv(3), Sum(Sequential(R, Conv(3)), Identity()), R, D), (2, 5, 6)),
-    "a skip of the input": (Sequential(Sum(Identity(), Conv(3, bias_var=1.0)), D), (2, 5, 6)),
-    "only skips with weights": (Sequential(Sum(Conv(1), Conv(1, weight_var=2.0), Conv(1, bias_var=3.0)), D), (2, 5, 6)),
-    "a sum of one": (Sequential(Sum(Conv(3)), Sum(Sum(Identity())), R, D), (2, 5, 6)),
-    "branches that are bare nonlinearities": (
-        Sequential(Conv(3), Sum(R, Sequential(Conv(3), LeakyReLU(0.3)), allow_non_gaussian=True), D),
-        (2, 5, 6),
-    ),
-    "very different branches": (
-        Sequential(Conv(3), Sum(Conv(3, weight_var=1e-12), Conv(3, weight_var=1e12)), R, Dense(1e-12)),
-        (2, 5, 6),
-    ),
-    "one map read twice by one operation": (Sequential(Conv(3), R, Sum(Conv(1), Conv(3)), R, D), (2, 5, 6)),
-    "pools over some axes": (Sequential(C, R, AvgPool((1, 4, 3)), C, R, GlobalAvgPool(), D), (2, 3, 4, 3)),
-    "pools over planes": (Sequential(C, R, AvgPool((3, 1, 3)), C, R, GlobalAvgPool(), D), (2, 3, 4, 3)),
-    "a norm before a ReLU": (Sequential(B, NORM, R, L), (2, 5, 4)),
-    "a norm before a sum of boxes": (Sequential(B, NORM, Conv((2, 3), stride=2, bias_var=0.2), L), (1, 6, 5)),
-    "a norm in a branch": (Sequential(B, Sum(B, Sequential(ALL, B)), R, L), (1, 4, 4)),
-    "norms under a pool": (Sequential(B, NORM, R, AvgPool(2), B, ALL, R, L), (2, 4, 6)),
-    "norms of volumes": (Sequential(B, NORM, R, Conv(2, padding="valid", bias_var=0.1), NORM, L), (1, 3, 4, 3)),
-    "a norm of features": (Sequential(L, NORM, R, L), (7,)),
+BARE = Sum(R, Sequential(Conv(3), LeakyReLU(0.3)), allow_non_gaussian=True)
+FAR_APART = Sum(Conv(3, weight_var=1e-12), Conv(3, weight_var=1e12))
+SPECIAL: dict[str, Case] = {
+    "no operation at all": of((2, 5, 6), Dense(2.0)),
+    "a change of unit only": of((2, 5, 6), Conv(1, weight_var=3.0), R, Dense(0.5)),
+    "weights that are all zero": of((2, 5, 6), Conv(3, weight_var=0.0), R, D),
+    "zero weights with a bias": of((2, 5, 6), Conv(3, weight_var=0.0, bias_var=2.0), R, Dense(0.0, 0.5)),
+    "a skip that stands last": of((2, 5, 6), Conv(3), Sum(Sequential(R, Conv(3)), Identity()), R, D),
+    "a skip of the input": of((2, 5, 6), Sum(Identity(), Conv(3, bias_var=1.0)), D),
+    "only skips with weights": of((2, 5, 6), Sum(Conv(1), Conv(1, weight_var=2.0), Conv(1, bias_var=3.0)), D),
+    "a sum of one": of((2, 5, 6), Sum(Conv(3)), Sum(Sum(Identity())), R, D),
+    "branches that are bare nonlinearities": of((2, 5, 6), Conv(3), BARE, D),
+    "very different branches": of((2, 5, 6), Conv(3), FAR_APART, R, Dense(1e-12)),
+    "one map read twice by one operation": of((2, 5, 6), Conv(3), R, Sum(Conv(1), Conv(3)), R, D),
+    "pools over some axes": of((2, 3, 4, 3), C, R, AvgPool((1, 4, 3)), C, R, GlobalAvgPool(), D),
+    "pools over planes": of((2, 3, 4, 3), C, R, AvgPool((3, 1, 3)), C, R, GlobalAvgPool(), D),
+    "a norm before a ReLU": of((2, 5, 4), B, NORM, R, L),
+    "a norm before a sum of boxes": of((1, 6, 5), B, NORM, Conv((2, 3), stride=2, bias_var=0.2), L),
+    "a norm in a branch": of((1, 4, 4), B, Sum(B, Sequential(ALL, B)), R, L),
+    "norms under a pool": of((2, 4, 6), B, NORM, R, AvgPool(2), B, ALL, R, L),
+    "norms of volumes": of((1, 3, 4, 3), B, NORM, R, Conv(2, padding="valid", bias_var=0.1), NORM, L),
+    "a norm of features": of((7,), L, NORM, R, L),
     "a resnet": (zoo.resnet(8), (1, 9, 8)),
-    "one axis": (Sequential(Conv(3), R, Conv(4, dilation=2), R, D), (2, 17)),
-    "three axes": (Sequential(Conv(2), R, B, R, GlobalAvgPool(), D), (1, 4, 3, 4)),
-    "a transposed convolution": (Sequential(Conv(3), GELU(), ConvTranspose(3, stride=2), R, D), (1, 5, 4)),
-    "linear layers": (Sequential(B, Conv(3, bias_var=0.2), R, D, Dense(1.0, 0.3)), (1, 5, 5)),
-    "large windows": (Sequential(Conv(7), R, Conv(5), R, Conv((3, 5)), R, Conv(9), D), (1, 12, 11)),
-    "dense layers": (Sequential(Dense(2.0, 0.1), R, D, Erf(), D), (6,)),
-    "one layer": (D, (3,)),
-}  # fmt: skip
+    "one axis": of((2, 17), Conv(3), R, Conv(4, dilation=2), R, D),
+    "three axes": of((1, 4, 3, 4), Conv(2), R, B, R, GlobalAvgPool(), D),
+    "a transposed convolution": of((1, 5, 4), Conv(3), GELU(), ConvTranspose(3, stride=2), R, D),
+    "linear layers": of((1, 5, 5), B, Conv(3, bias_var=0.2), R, D, Dense(1.0, 0.3)),
+    "large windows": of((1, 12, 11), Conv(7), R, Conv(5), R, Conv((3, 5)), R, Conv(9), D),
+    "dense layers": of((6,), Dense(2.0, 0.1), R, D, Erf(), D),
+    "one layer": of((3,), D),
+}
 
 
 @pytest.mark.parametrize("name", SPECIAL)
@@ -200,26 +194,26 @@ def test_gradients_of_norms_over_all_locations(name: str) -> None:
         expected = by_differences(net, X, other, G)
         assert kernel.gradient(X, other, G) == pytest.approx(expected, rel=1e-6, abs=1e-7)
         found = kernel.gradient(X, other, G, wrt="images")
-        for _ in range(4):
-            step = np.zeros_like(X)
-            step[tuple(rng.integers(n) for n in X.shape)] = 1e-5
-            up, down = ((G * reference.kernel(net, X + moved, other)).sum() for moved in (step, -step))
-            of_x = found if other is None else found[0]
-            assert of_x[step > 0] == pytest.approx((up - down) / 2e-5, rel=1e-5, abs=1e-7)
+        step = 1e-5 * rng.normal(size=X.shape)
+        up, down = ((G * reference.kernel(net, X + moved, other)).sum() for moved in (step, -step))
+        of_x = found if other is None else found[0]
+        assert 2 * (of_x * step).sum() == pytest.approx(up - down, rel=1e-5, abs=1e-12)
 
 
 def test_cards_refuse_norms_over_all_locations_by_their_place() -> None:
-    for make in (lambda: make_engine(*SPECIAL["norms under a pool"], "nngp", "cuda", "float32"),
-                 lambda: make_gradient(*SPECIAL["norms under a pool"], False, "cuda", "float32")):  # fmt: skip
-        with pytest.raises(NetworkError, match=r"layers\[1\]: LayerNorm\(over='all', eps=0.1\) runs on the CPU alone"):
-            make()
+    case = SPECIAL["norms under a pool"]
+    told = r"layers\[1\]: LayerNorm\(over='all', eps=0.1\) runs on the CPU alone"
+    with pytest.raises(NetworkError, match=told):
+        make_engine(*case, "nngp", "cuda", "float32")
+    with pytest.raises(NetworkError, match=told):
+        make_gradient(*case, False, "cuda", "float32")
 
 
-SHAPES: dict[str, tuple[Network, tuple[int, ...]]] = {
-    "photographs": (Sequential(Conv(7, stride=4, weight_var=2.0), R, Conv(3, stride=2), R, D), (3, 224, 224)),
-    "whole photographs": (Sequential(Conv(3), R, D), (3, 224, 224)),
-    "volumes": (Sequential(Conv((3, 3, 2)), R, Conv(3, (2, 1, 2), padding_mode="circular"), R, D), (2, 6, 7, 8)),
-    "signals": (Sequential(Conv(9, stride=3), R, Conv(16, dilation=2, padding="valid"), R, D), (1, 400)),
+SHAPES: dict[str, Case] = {
+    "photographs": of((3, 224, 224), Conv(7, stride=4, weight_var=2.0), R, Conv(3, stride=2), R, D),
+    "whole photographs": of((3, 224, 224), Conv(3), R, D),
+    "volumes": of((2, 6, 7, 8), Conv((3, 3, 2)), R, Conv(3, (2, 1, 2), padding_mode="circular"), R, D),
+    "signals": of((1, 400), Conv(9, stride=3), R, Conv(16, dilation=2, padding="valid"), R, D),
     "thousands of features": (zoo.dense_nngp(3), (3072,)),
     "digits for the paper's ResNet": (zoo.resnet(), (1, 28, 28)),
     "digits for the paper's ConvNet": (zoo.convnet(), (1, 28, 28)),

@@ -68,10 +68,6 @@ def test_torch_tensors_go_in_and_come_out(device):
         kernel(T.to_sparse())
 
 
-def classifier(**options: Any) -> GPClassifier:
-    return GPClassifier(NET, device="cpu", **options)
-
-
 def test_objects_that_are_numbers() -> None:
     given = np.array([[1], [2.5], [True], [Decimal("0.5")], [np.float32(3)], [None]], dtype=object)
     np.testing.assert_array_equal(as_real(given, "X").ravel(), [1.0, 2.5, 1.0, 0.5, 3.0, np.nan])
@@ -84,7 +80,7 @@ def test_rows_and_frames_of_any_real_type() -> None:
     for good in (rows, rows > 0, rows.astype(object), rows.tolist(), torch.tensor(rows)):
         check_real_rows(good)
     frame = pd.DataFrame(rows)
-    model = classifier(input_shape=(1, 8, 8))
+    model = GPClassifier(NET, device="cpu", input_shape=(1, 8, 8))
     expected = model.fit(rows, Y).predict_proba(rows)
     for good in map(frame.astype, ("f4", "f8", "u1", "Float64", "Int64", "category", object)):
         np.testing.assert_array_equal(model.fit(good, Y).predict_proba(good), expected)
@@ -97,7 +93,7 @@ def test_matrices_of_objects_tensors_and_frames(solver: Any) -> None:
     K = np.asarray(Kernel(NET, device="cpu", dtype="float64")(X))
 
     def results(A: Any) -> Any:
-        model = classifier(solver=solver, noise=0.1).fit(K=A, y=Y)
+        model = GPClassifier(solver=solver, noise=0.1).fit(K=A, y=Y)
         return *model.predict_latent(K=A[:3], diagonal=np.diag(K)[:3]), solve(A, Y, 0.1).weights
 
     expected = results(K)

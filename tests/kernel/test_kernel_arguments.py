@@ -9,7 +9,7 @@ import pytest
 
 from cnngp import DataError, GPClassifier, Kernel
 from cnngp.common.arrays import to_cupy
-from cnngp.common.devices import EngineError, has_card
+from cnngp.common.devices import EngineError
 from cnngp.kernel.kernel import as_kernel
 from helpers.kernels import SMALL, each_device, random_images
 
@@ -36,7 +36,7 @@ def test_a_kernel_is_pickled_with_its_settings_and_used_on_several_shapes(device
         (np.zeros(5), r"^X has shape \(5,\); expected \(N, channels, height, width\).*; for one image use X\[None\]$"),
         (
             np.zeros((0, 1, 4, 4)),
-            r"^X has shape \(0, 1, 4, 4\), which is empty; expected at least one image with pixels$",
+            r"^X has shape \(0, 1, 4, 4\), which is empty; expected at least one image with",
         ),
         (np.zeros((2, 0, 4, 4)), r"^X has shape \(2, 0, 4, 4\), which is empty"),
         ([[]], r"^X has shape \(1, 0\), which is empty"),
@@ -48,10 +48,9 @@ def test_a_kernel_is_pickled_with_its_settings_and_used_on_several_shapes(device
 def test_what_is_no_set_of_images_is_refused_by_name(X, message):
     """Bad numbers, and every other door: tests/test_bad_input.py."""
     kernel = Kernel(SMALL, device="cpu")
-    with pytest.raises(DataError, match=message):
-        kernel(X)
-    with pytest.raises(DataError, match=message):
-        kernel.diag(X)
+    for call in (kernel, kernel.diag):
+        with pytest.raises(DataError, match=message):
+            call(X)
     if X is not None:
         with pytest.raises(DataError, match=message.replace("X", "Z", 1)):
             kernel(random_images(2), X)
@@ -85,16 +84,18 @@ def test_arguments_that_cannot_be_are_refused(arguments, message):
         Kernel(SMALL, **{"device": "cpu"} | arguments)
 
 
-@pytest.mark.parametrize(("output", "name"), [("cupy", "CuPy"), ("torch", "PyTorch")])
-def test_an_output_that_cannot_be_made_is_refused_before_the_work(output, name, monkeypatch):
+@pytest.mark.parametrize(("output", "name", "extra"), [("cupy", "CuPy", "cuda"), ("torch", "PyTorch", "torch")])
+def test_an_output_that_cannot_be_made_is_refused_before_the_work(output, name, extra, monkeypatch):
     kernel = Kernel(SMALL, device="cpu")
     monkeypatch.setitem(sys.modules, output, None)  # importing it fails
     monkeypatch.setattr(Kernel, "engine_for", lambda *_: pytest.fail("something was computed"))
-    extra = {"cupy": "cuda"}.get(output, output)
     with pytest.raises(ImportError, match=rf"^output='{output}' needs {name}: pip install \"cnngp\[{extra}\]\"$"):
         kernel(random_images(2), output=output)
     with pytest.raises(ValueError, match="output='jax' is not one of 'numpy', 'cupy', 'torch'"):
         kernel(random_images(2), output="jax")
+
+
+def test_an_array_cannot_be_put_on_a_card_without_cupy(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(ImportError, match=r'^Z on the card needs CuPy: pip install "cnngp\[cuda\]"$'):
         to_cupy(np.ones(3), "Z")
@@ -129,10 +130,8 @@ def test_settings_beside_a_kernel_that_has_the_same():
     assert GPClassifier(kernel).fit(random_images(4), [0, 1, 0, 1]).kernel_.dtype == "float64"
 
 
-def test_a_missing_card_is_one_clear_line():
-    if has_card():
-        pytest.skip("there is a card")
-    with pytest.raises(EngineError, match=r"device='cuda'.*(pip install|use device='cpu')") as caught:
+def test_a_missing_card_is_told_when_the_kernel_is_made(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert Kernel(SMALL).device == "cpu"
+    with pytest.raises(EngineError, match=r"^device='cuda' needs CuPy: pip install"):
         Kernel(SMALL, device="cuda")
-    assert "\n" not in str(caught.value)
-    assert Kernel(SMALL, device="auto").device == "cpu"

@@ -34,13 +34,7 @@ def run(script: str, **more: str) -> list[float]:
     return [float(number) for number in out.split()]
 
 
-FILES = [
-    "engines/cpu/rows/forms.py",
-    "engines/polynomials.py",
-    "formulas/relu.py",
-    "program/ops.py",
-    "series/packed.py",
-]
+FILES = "engines/cpu/rows/forms.py", "engines/polynomials.py", "formulas/relu.py", "program/ops.py", "series/packed.py"
 
 
 def test_the_digest_follows_every_file_that_compiled_code_depends_on(

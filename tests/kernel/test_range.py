@@ -20,13 +20,11 @@ from cnngp.network import Network, reference
 from cnngp.network.layers import Cos, Elementwise, LeakyReLU, NetworkError, Rbf, ReLU, Sin, Step
 from helpers import derivatives
 from helpers.examples import examples
-from helpers.kernels import DTYPES, error
+from helpers.kernels import DTYPES, TOLERANCE, each_dtype, error
 from helpers.nonlinearities import ONE_OF_EACH
 
-TOLERANCE = {"float32": 1e-6, "float64": 1e-12}
-each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 C, R, D = Conv(3), ReLU(), Dense()
-STEPS, TWO = Sequential(C, Step(), D), Sequential(C, R, C, R, D)
+STEPS = Sequential(C, Step(), D)
 
 
 def normal(*shape: int) -> Any:
@@ -210,13 +208,6 @@ def test_any_course_of_powers_keeps_float32_exact(factors: list[int], skip: bool
     X = pixels(4, 6)
     size = reference.kernel(Sequential(*layers, D), X).max()
     agrees(Sequential(*layers, Dense(1.0 / size)), X, "float32")
-
-
-@each_dtype
-def test_rescaling_by_powers_of_two_changes_no_bit(dtype: str) -> None:
-    """The same network with weight variances split differently by powers of two: 2^40 · 2^−40 = 1."""
-    split = Sequential(Conv(3, weight_var=2.0**40), R, Conv(3, weight_var=2.0**-40), R, D)
-    assert np.array_equal(cpu(TWO, dtype)(pixels()), cpu(split, dtype)(pixels()))
 
 
 NETWORK_FITS_NOT = "variances of this network are too large or too small for float32"

@@ -9,7 +9,7 @@ from sklearn.metrics.pairwise import rbf_kernel
 
 from cnngp import Conv, Dense, GlobalAvgPool, Kernel, Rbf, Sequential, zoo
 from cnngp.network import reference
-from helpers.kernels import error
+from helpers.kernels import each_dtype, error
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -54,7 +54,7 @@ def test_the_convolutional_gp_is_the_mean_over_all_pairs_of_patches(size: int, s
     np.testing.assert_allclose(reference.kernel(both, X), expected + dense, rtol=1e-13)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@each_dtype
 def test_close_copies_of_an_image_keep_their_distance(dtype: str) -> None:
     """exp(−x) near x = 0 is 1 − x: what is left of K₁ + K₂ − 2K is as exact as K itself, and V is never above 1."""
     X = np.random.default_rng(1).random((1, 1, 6, 6)).repeat(5, axis=0)

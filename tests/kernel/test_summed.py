@@ -1,5 +1,7 @@
 """A network that is a sum runs branch by branch: the same kernel, each branch on the path that it has alone."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from cnngp.kernel.engines.cuda.cuda_source import generate
 from cnngp.kernel.making import SummedEngine, branches
 from cnngp.kernel.program import lower
 from cnngp.network import reference
-from helpers.kernels import error
+from helpers.kernels import TOLERANCE, each_dtype, error
 
 SHAPE = (2, 6, 5)
 POOLED = Sequential(Conv(3), ReLU(), GlobalAvgPool(), Dense(0.5))
@@ -19,20 +21,23 @@ X = np.random.default_rng(0).normal(size=(7, *SHAPE))
 Z = np.random.default_rng(1).normal(size=(4, *SHAPE))
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float64", 1e-12)])
-def test_the_branches_add_up_to_the_kernel(dtype: str, tolerance: float) -> None:
+@each_dtype
+def test_the_branches_add_up_to_the_kernel(dtype: str) -> None:
     kernel = Kernel(SUM, device="cpu", dtype=dtype, threads=2)
     engine = kernel.engine_for(SHAPE)
     assert isinstance(engine, SummedEngine)
     assert len(engine.parts) == 3
     x, z = X.astype(dtype), Z.astype(dtype)
     K = kernel(x)
-    assert error(K, reference.kernel(SUM, x)) <= tolerance
+    assert error(K, reference.kernel(SUM, x)) <= TOLERANCE[dtype]
     np.testing.assert_array_equal(K, K.T)
     np.testing.assert_array_equal(K.diagonal(), kernel.diag(x))
     np.testing.assert_array_equal(kernel(x[:3], x[3:]), K[:3, 3:])
     for found, kind, times in zip(kernel.both(x, z), ("nngp", "ntk"), (1, 10), strict=True):
-        assert error(found, reference.kernel(SUM, x, z, kind)) <= times * tolerance
+        assert error(found, reference.kernel(SUM, x, z, kind)) <= times * TOLERANCE[dtype]
+    told: list[int] = []
+    engine.cross(x.reshape(7, 2, -1), z.reshape(4, 2, -1), advance=told.append)
+    assert sum(told) == 7 * 4, "each pair is counted once"
 
 
 def test_each_branch_has_the_path_that_it_has_alone() -> None:
@@ -49,20 +54,11 @@ def test_messages_name_places_of_the_whole_network() -> None:
         Kernel(net, device="cpu", check=False)(1e5 * X)
 
 
-def test_progress_counts_each_pair_once() -> None:
-    kernel, told = Kernel(SUM, device="cpu", threads=1), []
-    engine = kernel.engine_for(SHAPE)
-    flat = [np.ascontiguousarray(A.reshape(len(A), 2, -1), np.float32) for A in (X, Z)]
-    engine.cross(*flat, advance=told.append)
-    assert sum(told) == 28
-
-
 def test_a_network_is_lowered_once_and_a_sum_once_more_for_each_branch(monkeypatch: pytest.MonkeyPatch) -> None:
-    lowered: list[str] = []
-    lower = making.lower
-    monkeypatch.setattr(making, "lower", lambda *a: (lowered.append(a[3] if len(a) > 3 else ""), lower(*a))[1])
+    counted = Mock(wraps=making.lower)
+    monkeypatch.setattr(making, "lower", counted)
     net = Sequential(Conv(3), ReLU(), Dense())
     Kernel(net, device="cpu").engine_for((1, 4, 4))
-    assert lowered == [""]
+    assert counted.call_count == 1
     Kernel(Sum(Dense(), net), device="cpu").engine_for((1, 4, 4))
-    assert lowered[1:] == ["", "branches[0]", "branches[1]"]
+    assert counted.call_count == 1 + 3

@@ -1,6 +1,7 @@
 """Whole stores to be damaged, and a count of the tiles that are computed."""
 
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +28,22 @@ def store(stores: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(stores / "K", tmp_path / "K.zarr"))
 
 
+class Calls(list[int]):
+    """Grows by one for every tile or block that a CPU engine computes, which takes `seconds` more."""
+
+    seconds = 0.0
+
+
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list that grows by one for every tile or block that a CPU engine computes."""
-    made: list[int] = []
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    made = Calls()
     monkeypatch.setattr("cnngp.kernel.kernel.compared", lambda *given: None)  # a kernel's own check would count too
     for name in ("cross", "symmetric"):
         original = getattr(CpuEngine, name)
 
         def counted(*args: Any, original: Any = original, **kwargs: Any) -> Any:
             made.append(1)
+            time.sleep(made.seconds)
             return original(*args, **kwargs)
 
         monkeypatch.setattr(CpuEngine, name, counted)

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -108,11 +109,12 @@ def test_all_that_the_attributes_say_is_compared(store: Path) -> None:
 def test_tiles_without_metadata_are_those_of_any_matrix(place: Any, tmp_path: Path) -> None:
     """Not to be given out as those of the matrix that is asked for, wherever they are."""
     where = place(tmp_path / "K") if place is LocalStore else place
+    name = re.escape(str(tmp_path / "K" if place is LocalStore else place))
     gram(KERNEL, X, store=where, tile=64)
     GramStore(where).delete("zarr.json")
-    with pytest.raises(StoreError, match=r"holds tiles, but no zarr\.json that says of what; give a place"):
+    with pytest.raises(StoreError, match=rf"^{name} holds tiles, but no zarr\.json that says of what; give a place"):
         gram(Kernel(Sequential(Dense(), ReLU(), Dense()), device="cpu"), X, store=where, tile=64)
-    with pytest.raises(StoreError, match=r" has no zarr.json, so it is not known what matrix it holds"):
+    with pytest.raises(StoreError, match=rf"^{name} has no zarr.json, so it is not known what matrix it holds"):
         GramStore(where, read_only=True).array()
     assert not GramStore(where).exists("zarr.json")
 
@@ -143,37 +145,8 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-7])
-
-
-def lengthen(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b"\0")
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def zero(path: Path) -> None:
-    """As a loss of power may leave it."""
-    path.write_bytes(bytes(path.stat().st_size))
-
-
-def nothing_with_its_checksum(path: Path) -> None:
-    path.write_bytes(bytes(4))
-
-
-Damage = Callable[[Path, Path, Path], None]
+Damage = Callable[[Path, Path, Path], Any]
 """Of a chunk and the seal of its tile; the third is the folder of whole stores."""
-
-
-def of_chunk(change: Callable[[Path], None]) -> Damage:
-    return lambda chunk, sealed, stores: change(chunk)
-
-
-def of_seal(change: Callable[[Path], None]) -> Damage:
-    return lambda chunk, sealed, stores: change(sealed)
 
 
 def moved(source: str, at: str = "", with_seal: bool = True) -> Damage:
@@ -188,9 +161,12 @@ def moved(source: str, at: str = "", with_seal: bool = True) -> Damage:
     return damage
 
 
-DAMAGES = {
-    **{f"chunk: {change.__name__}": of_chunk(change) for change in (flip, cut, empty, zero, nothing_with_its_checksum)},
-    **{f"seal: {change.__name__}": of_seal(change) for change in (flip, empty, lengthen)},
+DAMAGES: dict[str, Damage] = {
+    "a flipped bit": lambda chunk, sealed, stores: flip(chunk),
+    "nothing with its checksum": lambda chunk, sealed, stores: chunk.write_bytes(bytes(4)),
+    "a flipped bit of the seal": lambda chunk, sealed, stores: flip(sealed),
+    "an empty seal": lambda chunk, sealed, stores: sealed.write_bytes(b""),
+    "a longer seal": lambda chunk, sealed, stores: sealed.write_bytes(sealed.read_bytes() + b"\0"),
     "another chunk": moved("K", "1/1", with_seal=False),
     "another tile": moved("K", "1/1"),
     "another tile with a mirror image": moved("K", "1/2"),

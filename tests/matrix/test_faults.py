@@ -1,5 +1,6 @@
 """Faults of stores at random, each kind of `benchmarks/faults` some times: the right numbers, or one line."""
 
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -7,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from benchmarks.faults.campaign import SAME, Trial
-from benchmarks.faults.stores import Flips, FullDisks, Kills, Losses, Metadata, Moves, Stores
+from benchmarks.faults.clusters import Workers
+from benchmarks.faults.stores import Flips, FullDisks, Kills, Links, Losses, Metadata, Moves, Replaced, Stores
 from benchmarks.faults.victim import Victim
 
 
@@ -26,15 +28,22 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Stores:
     return Stores(tmp_path_factory.mktemp("whole"))
 
 
-@pytest.mark.parametrize("kind", [Flips, Losses, Metadata, Moves])
+@pytest.mark.parametrize("kind", [Flips, Links, Losses, Metadata, Moves, Replaced])
 def test_a_damaged_store_gives_no_wrong_number_and_is_made_whole(
     kind: type[Flips], whole: Stores, tmp_path: Path
 ) -> None:
-    run(kind(whole), 10, tmp_path)
+    run(kind(whole), 6, tmp_path)
+
+
+@pytest.mark.slow
+def test_workers_killed_or_frozen_at_any_moment(tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    with contextlib.closing(Workers()) as trial:
+        run(trial, 8, tmp_path)
 
 
 def test_a_disk_that_runs_full_at_any_byte(tmp_path: Path) -> None:
-    run(FullDisks(), 10, tmp_path)
+    run(FullDisks(), 6, tmp_path)
 
 
 @pytest.fixture
@@ -44,6 +53,6 @@ def victim() -> Iterator[Victim]:
         yield made
 
 
-@pytest.mark.parametrize("times", [6, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [6, pytest.param(40, marks=pytest.mark.slow)])
 def test_killed_at_any_moment_with_one_or_two_processes_at_it(times: int, victim: Victim, tmp_path: Path) -> None:
     run(Kills(victim), times, tmp_path)

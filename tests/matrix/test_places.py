@@ -117,16 +117,6 @@ def test_notes_that_cannot_be_written_end_nothing(
 # ---- what happens in the middle of a run ----------------------------------------------------------------------------
 
 
-def delete(place: Path, other: Path) -> None:
-    place.rename(place.with_name("aside"))
-    shutil.rmtree(place.with_name("aside"), ignore_errors=True)  # in which a tile may just be written
-
-
-def replace(place: Path, other: Path) -> None:
-    place.rename(place.with_name("aside"))
-    shutil.copytree(other, place)
-
-
 def link(place: Path, other: Path) -> None:
     place.rename(place.with_name("aside"))
     place.symlink_to(other)
@@ -159,7 +149,7 @@ INTERRUPTED = r"interrupted; \d+ of 28 tiles are there and stay valid in \S+\. R
 @pytest.mark.parametrize(
     ("harm", "error", "message"),
     [
-        *((harm, StoreError, TAKEN_AWAY) for harm in (delete, replace, link)),
+        (link, StoreError, TAKEN_AWAY),
         (interrupt, KeyboardInterrupt, INTERRUPTED),
         (fill_the_disk, StoreError, FULL),
         (spoil, StoreError, NOT_FINITE),
@@ -191,13 +181,8 @@ def test_what_happens_in_the_middle_of_a_run_makes_nothing_wrong(
             gram(KERNEL, X, store=place, tile=TILE)
     assert error is None or "\n" not in str(caught.value)
     assert contents(other) == whole
-    if harm is replace:
-        assert contents(place) == whole
-        shutil.rmtree(place)
-    elif harm is link:
+    if harm is link:
         place.unlink()
-    else:
-        assert place.exists() == (harm is not delete)
     np.testing.assert_array_equal(gram(KERNEL, X, store=place, tile=TILE, verify=False)[:], expected())
 
 
@@ -218,35 +203,23 @@ def test_a_damaged_tile_is_gone_before_it_is_computed_again(store: Path, monkeyp
 def theirs(tmp_path: Path) -> Path:
     """A folder of ours that a store from somebody else points into."""
     folder = tmp_path / "private"
-    (folder / "deep").mkdir(parents=True)
-    for name in ("thesis.tex", "0", "1", "5.0a.partial", "deep/0", "zarr.json"):
+    folder.mkdir()
+    for name in ("0", "1", "5.0a.partial", "zarr.json"):
         (folder / name).write_text('"chapter 1"')
     return folder
 
 
-@pytest.mark.parametrize(
-    ("name", "target"),
-    [
-        ("K/.lock", "thesis.tex"),
-        ("K/.lock", "new.txt"),
-        ("zarr.json", "thesis.tex"),
-        ("K/zarr.json", "zarr.json"),
-        ("K/c/0", ""),
-        ("K/c/1", "deep"),
-        ("K/c", "deep"),
-        ("K/seals", "deep"),
-        ("K/seals/0", ""),
-        ("K", "deep"),
-        ("images", "deep"),
-    ],
-)
-def test_a_link_in_a_store_is_not_followed(name: str, target: str, theirs: Path, store: Path) -> None:
+FOLDERS = ("K", "K/c", "K/c/0", "K/seals", "K/seals/0", "images")
+
+
+@pytest.mark.parametrize("name", ["K/.lock", "zarr.json", "K/zarr.json", *FOLDERS])
+def test_a_link_in_a_store_is_not_followed(name: str, theirs: Path, store: Path) -> None:
     path = store / name
     if path.is_dir():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-    path.symlink_to(theirs / target)
+    path.symlink_to(theirs if name in FOLDERS else theirs / "zarr.json")
     before = contents(theirs)
     with pytest.raises(StoreError, match=r"makes no links in a store and follows none|cannot be read") as caught:
         gram(KERNEL, X + 1, store=store)
@@ -268,7 +241,7 @@ def test_a_link_in_the_place_of_a_prediction_is_not_followed(theirs: Path, tmp_p
     model.predict(X[:5])
     (cross,) = (tmp_path / "fit").glob("cross-*")
     shutil.rmtree(cross)
-    cross.symlink_to(theirs / "deep")
+    cross.symlink_to(theirs)
     before = contents(theirs)
     with pytest.raises(StoreError, match="follows none"):
         model.predict(X[:5])

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,93 +21,60 @@ from cnngp.common.errors import StoreError
 from cnngp.matrix.store.store import GramStore, opened
 from helpers.stores import KERNEL, TILE, TILES, X, expected
 
-# A kernel slowed down, so that the test has time to act in the middle; says how many tiles it computed.
-SLOW = """
-import errno, fcntl, sys, time
-import numpy as np
-from cnngp import Dense, Kernel, gram
-from cnngp.kernel.engines.cpu.engine import CpuEngine
-place, delay, tile, locks = sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True"
-def no_locks(*_):
-    raise OSError(errno.ENOLCK, "No locks available")
-if not locks:
-    fcntl.flock = no_locks
-calls = []
-def slowly(original):
-    def call(*args):
-        calls.append(time.sleep(delay))
-        return original(*args)
-    return call
-X = np.random.default_rng(0).random((200, 5))
-kernel = Kernel(Dense(), device="cpu", threads=1)
-wanted = kernel(X)
-CpuEngine.cross, CpuEngine.symmetric = slowly(CpuEngine.cross), slowly(CpuEngine.symmetric)
-print("ready", flush=True)
-input()
-K = gram(kernel, X, store=place, tile=tile)
-print(len(calls), bool((K[:] == wanted).all()))
-"""
-
-
-def start(place: Path, delay: float, tile: int = TILE, locks: bool = True) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", SLOW, str(place), str(delay), str(tile), str(locks)]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
-
-
-def go(*processes: Any) -> None:
-    """Let them begin at the same time."""
-    for process in processes:
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        process.stdin.write("go\n")
-        process.stdin.flush()
-
 
 def wait_for_tiles(place: Path, tiles: int) -> None:
-    for _ in range(3000):
+    for _ in range(6000):
         if sum(p.suffix != ".partial" for p in place.glob("K/c/*/*")) >= tiles:
             return
         time.sleep(0.01)
     raise AssertionError("no tiles came")
 
 
-def test_one_waits_says_so_and_is_killed_or_interrupted(
-    tmp_path: Path, calls: list[int], caplog: pytest.LogCaptureFixture
-) -> None:
-    """The second process waits for the first; the lock of one that ends in any way is free at once."""
-    place = tmp_path / "K.zarr"
-    killed, interrupted, first = (start(place, 0.05) for _ in range(3))
-    go(killed)
-    wait_for_tiles(place, 5)
-    killed.kill()
-    killed.communicate()
-    go(interrupted)
-    wait_for_tiles(place, 20)
-    began = time.monotonic()
-    interrupted.send_signal(signal.SIGINT)
-    _, errors = interrupted.communicate(timeout=300)
-    assert time.monotonic() - began < 4
-    last = errors.strip().splitlines()[-1]
-    found = re.search(r"interrupted; (\d+) of 28 tiles are there and stay valid in \S+\. Run it again to contin", last)
-    assert found, errors
-    go(first)
-    wait_for_tiles(place, 2 * int(found[1]))
-    K = gram(KERNEL, X, store=place)
-    assert not calls
-    np.testing.assert_array_equal(K[:], expected())
-    assert f"{place} is being filled by process {first.pid} on" in caplog.text
-    made, right = first.communicate(timeout=300)[0].split()
-    assert (int(made) <= TILES - int(found[1]), right) == (True, "True")
+def no_locks(*_: Any) -> None:
+    raise OSError(errno.ENOLCK, "No locks available")
 
 
-def test_processes_without_locks_share_the_work(tmp_path: Path) -> None:
+def test_a_second_run_waits_for_the_first_and_says_so(tmp_path: Path, calls: Any, caplog: Any) -> None:
+    """Here both are in this process: a lock is that of an open file."""
+    place, wanted = tmp_path / "K.zarr", expected()
+    calls.clear()
+    calls.seconds = 0.02
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(gram, KERNEL, X, store=place, tile=TILE)
+        wait_for_tiles(place, 5)
+        for K in (gram(KERNEL, X, store=place), first.result()):
+            np.testing.assert_array_equal(K[:], wanted)
+    assert len(calls) == TILES
+    assert f"{place} is being filled by process {os.getpid()} on" in caplog.text
+
+
+def test_runs_without_locks_share_the_work(tmp_path: Path, calls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one order they would compute every tile twice: 182 for 91."""
-    together = [start(tmp_path / "K.zarr", 0.02, 16, locks=False) for _ in range(2)]
-    go(*together)
-    results = [process.communicate(timeout=120)[0].split() for process in together]
-    assert [right for _, right in results] == ["True", "True"]
-    assert 91 <= sum(int(calls) for calls, _ in results) < 130
+    wanted = expected()
+    calls.clear()
+    calls.seconds = 0.02
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with ThreadPoolExecutor(2) as pool:
+        together = [pool.submit(gram, KERNEL, X, store=tmp_path / "K.zarr", tile=16) for _ in range(2)]
+        for run in together:
+            np.testing.assert_array_equal(run.result()[:], wanted)
+    assert 91 <= len(calls) < 130
+
+
+def test_an_interrupted_command_says_what_there_is_and_goes_on(tmp_path: Path) -> None:
+    place = tmp_path / "K.zarr"
+    words = f"gram --network resnet14 --train 500 --tile 16 --threads 1 --device cpu --store {place}"
+    command = [sys.executable, "-m", "cnngp", *words.split()]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    wait_for_tiles(place, 5)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 130
+    told = r"error: interrupted; (\d+) of 528 tiles are there and stay valid in \S+\. Run it again to continue\n"
+    found = re.fullmatch(told, errors)
+    assert found, errors
+    with opened(place) as store:
+        assert len(store.missing()) == 528 - int(found[1]) > 0
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -140,9 +108,6 @@ def test_what_another_process_may_be_writing_is_left_alone(
         path.write_bytes(b"half")
     two_hours_ago = time.time() - 7200
     os.utime(old, (two_hours_ago, two_hours_ago))
-
-    def no_locks(*_: Any) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
 
     with monkeypatch.context() as m:
         m.setattr("fcntl.flock", no_locks)

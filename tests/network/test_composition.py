@@ -28,11 +28,9 @@ def refused(message: str, place: str = ""):
     ("branches", "options"),
     [
         ((I, I), {}),
-        ((I, I), NOT_GAUSSIAN_SUM),
         ((I, R), NOT_GAUSSIAN_SUM),  # x + relu(x) is dependent, whatever is allowed
         ((I, LayerNorm()), {}),
         ((I, AvgPool(3, 1, 1)), {}),
-        ((I, Sequential(I, I)), {}),
         ((Sum(C, I), Sum(I, Conv(5))), {}),
         ((I, Sum(Sum(Sequential(Sum(I))))), {}),
         ((C, I, C, I), {}),

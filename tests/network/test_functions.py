@@ -8,7 +8,7 @@ import torch
 from scipy import special
 
 from cnngp.network import functions
-from cnngp.network.functions import FUNCTIONS, as_callable, breakpoints, check_function, second_moment, value_hash
+from cnngp.network.functions import FUNCTIONS, as_callable, breakpoints, check_function, value_hash
 from cnngp.network.layers import Elementwise, NetworkError
 from cnngp.torch_bridge.parts import NAMED
 
@@ -107,10 +107,3 @@ def test_value_hash_sees_values_and_not_rounding():
     # Beyond ±8, too: a cap at 100 is another function.
     assert value_hash(lambda x: np.minimum(x, 100.0)) != value_hash(lambda x: x)
     assert value_hash(lambda x: 0.0 * x) == value_hash(lambda x: -0.0 * np.abs(x))
-
-
-def test_second_moment_is_about_right():
-    assert second_moment(lambda x: x, 3.0) == pytest.approx(9.0, rel=1e-6)
-    assert second_moment("relu6", 1.0) == pytest.approx(0.5, rel=1e-3)
-    assert second_moment("tanh", 2.0**100) == pytest.approx(1.0, rel=0.02)
-    assert second_moment(np.exp, 1e4) == 1.0  # no second moment: any unit will do, the series refuses later

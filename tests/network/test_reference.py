@@ -1,22 +1,37 @@
-"""The float64 reference against matrices of all covariances and a rival's numbers, its derivatives against differences.
-
-test_finite_networks.py has random networks beside it, test_nonlinearities.py its formulas.
+"""The float64 reference against matrices of all covariances, random finite networks and a rival's numbers; its formulas
+stand in test_nonlinearities.py.
 """
+
+import math
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cnngp import AvgPool, Conv, ConvTranspose, Dense, GlobalAvgPool, Identity, Kernel, Sequential, Sum, zoo
+from cnngp import (
+    AvgPool,
+    Conv,
+    ConvTranspose,
+    Dense,
+    GlobalAvgPool,
+    Identity,
+    Kernel,
+    Sequential,
+    Sum,
+    sample_network,
+    zoo,
+)
 from cnngp.network import Network, reference
-from cnngp.network.layers import Erf, LayerNorm, NetworkError, ReLU, Step
+from cnngp.network.layers import GELU, Abs, Erf, LayerNorm, LeakyReLU, NetworkError, ReLU, Sin, Step
+from cnngp.torch import empirical_kernel
 from helpers import derivatives
 from helpers.examples import examples
 from helpers.matrix_oracle import oracle
-from helpers.networks import images, networks_with_shapes, relu_like, smooth
+from helpers.networks import Case, images, networks_with_shapes, of, relu_like, smooth
 from helpers.pooled import pooled_networks, small_network
 
+R, D, UP = ReLU(), Dense(), {"stride": 2, "padding": 1, "weight_var": 2.0}
 acts = st.one_of(relu_like, smooth)
 any_network = st.one_of(networks_with_shapes(acts, max_pixels=40), pooled_networks(acts, max_elements=1500))
 
@@ -36,6 +51,9 @@ def test_generated_networks_agree_with_matrices(drawn: tuple[Network, tuple[int,
     assert diagonal == pytest.approx(R.diagonal(), rel=1e-14)
     rounding = 1e-12 if reference.has_pools(net) else 0.0  # sums over many more covariances
     np.testing.assert_allclose(reference.kernel(net, X[:2], X[2:]), R[:2, 2:], rtol=rounding, atol=rounding * scale)
+    # An engine, which plans sums along axes and displacements under pools instead, comes to the same.
+    K = Kernel(net, device="cpu", dtype="float64", check=False)(X)
+    np.testing.assert_allclose(K, R, rtol=0, atol=1e-12 * scale)
 
 
 KNOWN = {
@@ -57,6 +75,38 @@ def test_known_networks_agree_with_matrices(name: str) -> None:
     R = reference.kernel(KNOWN[name], X)
     assert R[0, 1] == pytest.approx(K, rel=1e-10)
     assert R[0, 0] == pytest.approx(variance, rel=1e-12)
+
+
+# ---- the tangent kernel of random finite networks in PyTorch ---------------------------------------------------------
+
+UNEVEN = Conv((2, 3), padding=((0, 1), 1), dilation=(2, 1), weight_var=1.5, fan_in="channels")
+BRANCH = Sequential(LeakyReLU(0.2), Conv(3, bias_var=0.2), R, Conv(3, padding_mode="replicate"))
+NETWORKS: dict[str, Case] = {
+    "dense": of((5,), Dense(1.5, 0.1), Erf(), Dense(1.2, 0.3), GELU(), D),
+    "convolutions": of((2, 6, 5), Conv(3, stride=2, weight_var=1.8, bias_var=0.1), R, UNEVEN, Sin(), Dense(1.2, 0.3)),
+    "residual": of((1, 4, 4), Conv(3, weight_var=1.5), Sum(Identity(), BRANCH), Abs(), Dense(bias_var=0.1)),
+    "transposed": of((1, 4, 4), Conv(3, **UP), R, ConvTranspose(3, **UP, output_padding=1, bias_var=0.05), R, D),
+    "norms": of((1, 4, 4), Conv(3, bias_var=0.1), LayerNorm("all", 0.1), R, Conv(3), LayerNorm("all"), R, D),
+    "pools": of((1, 4, 4), Conv(3), R, AvgPool(2), Conv(3, bias_var=0.1), R, GlobalAvgPool(), D),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.usefixtures("one_torch_thread")
+def test_finite_networks_approach_the_tangent_kernel(name: str) -> None:
+    """Averages over draws: within their spread and a bias of 1/channels."""
+    net, shape = NETWORKS[name]
+    channels, draws = {"dense": (400, 12), "pools": (100, 100)}.get(name, (200, 8))
+    X = np.random.default_rng(1).normal(size=(3, *shape))
+    modules = (sample_network(net, channels, shape, seed, outputs=1).double() for seed in range(draws))
+    drawn = [empirical_kernel(module, X, kind="ntk", parametrization="ntk") for module in modules]
+    expected, mean = reference.kernel(net, X, kind="ntk"), np.mean(drawn, axis=0)
+    spread = np.std(drawn, axis=0, ddof=1) / math.sqrt(draws)
+    assert spread.max() <= 0.06 * expected.max(), "too few draws to tell anything"
+    assert (np.abs(mean - expected) <= 5.0 * spread + 3.0 / channels * expected.max()).all()
+
+
+# ---- what does not fit -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layer", [Conv(5, padding="valid"), ConvTranspose(1, padding=3), AvgPool(5), AvgPool((1, 5))])
@@ -117,14 +167,14 @@ def conv(size: int, stride: int = 1, padding: str = "same") -> Conv:
     return Conv(size, stride, padding, weight_var=2.0, bias_var=0.1)  # type: ignore[arg-type]
 
 
-R, D, G = ReLU(), Dense(weight_var=2.0, bias_var=0.1), GlobalAvgPool()
+G, HEAD = GlobalAvgPool(), Dense(weight_var=2.0, bias_var=0.1)
 BLOCK = Sum(Identity(), Sequential(R, conv(3)))
 RIVALS: dict[str, tuple[Network, tuple[int, ...]]] = {
-    "lenet": (Sequential(conv(3), R, AvgPool(2), conv(3), R, AvgPool(2), D), (1, 8, 8)),
-    "overlapping": (Sequential(conv(3), R, AvgPool(3, 2), conv(2, 1, "valid"), R, D), (2, 9, 7)),
-    "strided": (Sequential(conv(3, 3, "valid"), R, conv(3), R, AvgPool(2, 1), D), (1, 12, 12)),
-    "global": (Sequential(conv(3), R, conv(3), Erf(), G, D), (2, 6, 5)),
-    "residual": (Sequential(conv(3), BLOCK, R, AvgPool(2), conv(3), BLOCK, R, G, D), (1, 6, 6)),
+    "lenet": (Sequential(conv(3), R, AvgPool(2), conv(3), R, AvgPool(2), HEAD), (1, 8, 8)),
+    "overlapping": (Sequential(conv(3), R, AvgPool(3, 2), conv(2, 1, "valid"), R, HEAD), (2, 9, 7)),
+    "strided": (Sequential(conv(3, 3, "valid"), R, conv(3), R, AvgPool(2, 1), HEAD), (1, 12, 12)),
+    "global": (Sequential(conv(3), R, conv(3), Erf(), G, HEAD), (2, 6, 5)),
+    "residual": (Sequential(conv(3), BLOCK, R, AvgPool(2), conv(3), BLOCK, R, G, HEAD), (1, 6, 6)),
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from cnngp import AvgPool, Conv, Dense, GlobalAvgPool, Kernel, NetworkError, ReLU, Sequential, zoo
 from cnngp.network import Network
-from cnngp.network.names import AN_IMAGE, IN_ALL, NETWORKS, default_names, default_network, network_by_name, zoo_name
+from cnngp.network.names import NETWORKS, default_names, default_network, network_by_name, zoo_name
 from cnngp.network.placed import elements_of, placed
 from cnngp.network.walk import leaves
 
@@ -65,6 +65,10 @@ def test_pooled_networks_cost_what_they_say(size: Any, elements: int) -> None:
 # ---- names ---------------------------------------------------------------------------------------------------------
 
 
+def biased(net: Network, bias_var: float) -> Network:
+    return net.with_parameters({place: bias_var for place in net.parameters() if place.endswith("bias_var")})
+
+
 VARIANTS: dict[str, Network] = {
     "resnet20-pool5": zoo.resnet(20, pool=5),
     "pooled_cnn-large-halved2": zoo.pooled_cnn("large", 2),
@@ -73,6 +77,9 @@ VARIANTS: dict[str, Network] = {
     "pooled_cnn-large-halved2-pool7-exp": zoo.pooled_cnn("large", 2, pool=7, nonlinearity="exp"),
     "myrtle7-exp": zoo.myrtle(7, "exp"),
     "rbf-gamma0.3": zoo.rbf(0.3),
+    "pooled_cnn-small-halved0-global-even-bias1": biased(zoo.pooled_cnn("small", 0, pool="global", even=True), 1.0),
+    "dense_nngp-bias10000": biased(zoo.dense_nngp(), 1e4),
+    "resnet32-bias1e-05": biased(zoo.resnet(32), 1e-5),
 }
 
 
@@ -81,18 +88,6 @@ def test_names_lead_back_to_their_networks() -> None:
     for name, network in (plain | VARIANTS).items():
         assert network_by_name(name) == network
         assert zoo_name(network) == (repr(network) if name == "resnet20-pool5" else name)
-
-
-@pytest.mark.parametrize(
-    "name", ["pooled_cnn-small-halved0-global-even-bias1", "dense_nngp-bias10000", "resnet32-bias1e-05"]
-)
-def test_networks_with_biases_have_names_that_lead_back_to_them(name: str) -> None:
-    network: Any = network_by_name(name)
-    plain, _, bias = name.rpartition("-bias")
-    without: Any = network_by_name(plain)
-    places = {place: float(bias) for place in without.parameters() if place.endswith("bias_var")}
-    assert network == without.with_parameters(places)
-    assert zoo_name(network) == name
 
 
 A_POOL = "'global' or a positive integer"
@@ -163,7 +158,6 @@ def test_every_shape_has_networks_that_fit_it_and_cost_less_one_after_the_other(
 def test_more_images_get_a_cheaper_network(n: int, name: str) -> None:
     network = default_network((1, 28, 28), n)
     assert zoo_name(network) == name
-    assert name == "resnet32" or elements_of(network, (1, 28, 28)) * n * (n - 1) // 2 <= min(AN_IMAGE * n, IN_ALL)
 
 
 def test_halving_leaves_ten_to_nineteen_places_of_the_shorter_side() -> None:

@@ -139,23 +139,15 @@ def test_figure2_is_kept_and_drawn_and_in_full_the_papers(finite: Any, monkeypat
 
 # ---- the command -----------------------------------------------------------------------------------------------------
 
-QUICK = ["reproduce", "table1", "--quick", "--device", "cpu", "--out"]
 
-
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--quick` on digits, in seconds."""
-    monkeypatch.setattr(setting, "load", lambda name, split, data: DATA)
-    monkeypatch.setattr(table1, "QUICK", PLAN)
-
-
-@pytest.mark.usefixtures("small")
 def test_a_run_that_was_stopped_goes_on_and_writes_numbers_figures_and_the_page(
     found: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Stopped by its budget, then interrupted."""
+    """Stopped by its budget, then interrupted; `--quick` on digits, in seconds."""
+    monkeypatch.setattr(setting, "load", lambda name, split, data: DATA)
+    monkeypatch.setattr(table1, "QUICK", PLAN)
     out, asked, real = tmp_path / "out", list[str](), table1.network_errors
-    arguments = [*QUICK, str(out)]
+    arguments = ["reproduce", "table1", "--quick", "--device", "cpu", "--out", str(out)]
 
     def counted(here: Any, kernel: Any, images: Any, label: str) -> Any:
         asked.append(label)
@@ -202,7 +194,6 @@ def test_a_run_that_was_stopped_goes_on_and_writes_numbers_figures_and_the_page(
     assert results.read(out / "table1.json")["figures"] == []
 
 
-@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
     ("options", "message", "code"),
     [
@@ -212,27 +203,22 @@ def test_a_run_that_was_stopped_goes_on_and_writes_numbers_figures_and_the_page(
         (["table9"], "table9", 2),
         (["table1", "--out", "/dev/null/here"], "/dev/null", 1),
         (["table1", "--scheduler", "nowhere"], "nowhere", 1),
+        (["all", "--device", "cpu", "--data", "none"], "--data none: no such folder; expected the folder", 1),
+        (["all", "--device", "cpu", "--data", "."], "mnist", 1),
     ],
 )
-def test_mistakes_are_one_line_before_any_work(options: Any, message: str, code: int, capsys: Any, tmp_path: Path):
-    out = [] if "--out" in options else ["--out", str(tmp_path)]
-    assert run(["reproduce", *options, "--quick", *out]) == code
+def test_mistakes_are_one_line_before_any_work(
+    options: list[str], message: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setitem(sys.modules, "pooch", None)  # MNIST cannot be fetched
+    if "--scheduler" in options:
+        monkeypatch.setattr(setting, "load", lambda name, split, data: DATA)
+    assert run(["reproduce", "--quick", "--out", "out", *options]) == code
     printed = capsys.readouterr()
     assert printed.err.startswith("error: ")
     assert message in printed.err
     assert printed.err.count("\n") == 1
     assert "piece" not in printed.out
-
-
-def test_without_mnist_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setitem(sys.modules, "pooch", None)
-    (tmp_path / "data").mkdir()
-    for options in (["--data", str(tmp_path / "data")], ["--data", str(tmp_path / "none")]):
-        assert run(["reproduce", "all", "--quick", "--device", "cpu", "--out", str(tmp_path / "out"), *options]) == 1
-        err = capsys.readouterr().err
-        assert err.startswith("error: ")
-        assert err.count("\n") == 1
-        assert options[1] in err
-        assert "mnist" in err
-    assert not (tmp_path / "out").exists()
+    assert not Path("out").exists()

@@ -112,14 +112,6 @@ def test_other_files_in_the_folder_are_refused(tmp_path: Path, text: str) -> Non
         results.write_page(tmp_path)
 
 
-def test_figures_are_the_same_bytes_each_time(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        draw({}, tmp_path / name)  # type: ignore[typeddict-item]
-    for name in ("line.png", "line.svg"):
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-
-
 def test_a_document_says_what_was_found_and_its_page_is_self_contained_and_shows_it(doc: Any, tmp_path: Path) -> None:
     assert results.read(tmp_path / "table1.json") == doc
     assert [p["name"] for p in doc["pieces"]] == ["p", "q"]  # a piece that is used twice is computed once

@@ -62,9 +62,8 @@ PICTURES, GIVEN = np.random.default_rng(0).random((6, 1, 2, 2)), ["a", "b", "a",
         (PICTURES + 1.0, GIVEN, {}, 2),
     ],
 )
-def test_decisions_follow_their_images_are_applied_to_them_and_those_of_others_are_set_aside(
-    X: np.ndarray, y: list[str], lines: dict[int, str], others: int, tmp_path: Path
-) -> None:
+def test_decisions_follow_their_images(X: Any, y: list[str], lines: dict[int, str], others: int, tmp_path: Path):
+    """They are applied to their images; those of others are set aside."""
     path = tmp_path / "d.csv"
     for time in (1, 2):
         first = Decisions(path, PICTURES, GIVEN)

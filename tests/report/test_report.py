@@ -17,7 +17,7 @@ from cnngp import GPClassifier, GPRegressor, datasets, zoo
 from cnngp.common.figures import bare_figure
 from cnngp.estimators.choosing import Expected
 from cnngp.gp.calibration import reliability
-from cnngp.report import page, plots
+from cnngp.report import page, plots, run
 from cnngp.report.classification import CLEAR, Classes, bins_for
 from cnngp.report.regression import Numbers, NumberScores
 from cnngp.report.run import _Stages
@@ -91,6 +91,8 @@ def test_what_is_found_of_numbers(numbers: Numbers) -> None:
     left = np.abs(MEASURED.y - reg.loo_predictions_) / reg.loo_std_
     assert told["loo"]["rmse"] == pytest.approx(reg.loo_error_)
     assert told["test"]["r2"] == pytest.approx(reg.score(MEASURED.X_test, MEASURED.y_test))
+    predicted = reg.predict(MEASURED.X_test, return_std=True, noise=True)
+    assert numbers.test.log_density == pytest.approx(NumberScores.of(MEASURED.y_test, *predicted).log_density)
     assert told["coverage"]["error_bars"] == pytest.approx((left <= 1.64485).mean())
     low, high = reg.predict_interval(MEASURED.X_test, coverage=0.9).T
     assert told["coverage"]["right"] == ((low <= MEASURED.y_test) & (MEASURED.y_test <= high)).mean()
@@ -119,6 +121,10 @@ def test_the_time_that_is_announced_is_of_all_pairs_the_solve_and_the_report() -
     assert said == [("expected time", "about 35.7 s for 23,175 pairs, the solve and the report")]
     stages.tell("expected", Expected(choosing=0.0, a_pair=1e-6))
     assert len(said) == 1  # of a few seconds nobody needs to be told
+    X, y = np.broadcast_to(DATA.X[0], (60_000, 1, 8, 8)), np.zeros(60_000, int)
+    whole = _Stages(print, replace(DATA, X=X, y=y, X_test=X[:10_000], y_test=y[:10_000]))
+    work = 60_000**3 / 3 + 12 * 60_000**2 * 10_000
+    assert whole._afterwards == pytest.approx(stages._afterwards + work / run._FLOPS, rel=1e-3)
 
 
 def test_mistakes_that_are_not_confident_are_not_called_so(classes: Classes, monkeypatch: pytest.MonkeyPatch) -> None:

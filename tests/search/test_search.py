@@ -7,11 +7,11 @@ from unittest.mock import Mock
 import pytest
 from optuna.trial import FixedTrial
 
-from cnngp import Conv, Dense, GPClassifier, NetworkError, ReLU, Sequential, datasets, from_json, search, zoo
+from cnngp import Conv, Dense, GPClassifier, NetworkError, ReLU, Sequential, datasets, search, zoo
 from cnngp.search import SearchResult, Space, random_search, scoring
 from cnngp.search.scoring import score
 from cnngp.search.space import SPACES
-from helpers.searches import DIGITS, SMALL, alone, records_of
+from helpers.searches import DIGITS, SMALL, alone, assert_kept, fails_at, records_of
 
 optuna = pytest.importorskip("optuna")
 
@@ -24,15 +24,11 @@ def _outcome(result: SearchResult) -> list[tuple[Any, ...]]:
 def test_a_search_keeps_everything_in_the_study(tmp_path: Path) -> None:
     study = tmp_path / "deep" / "s.journal"
     result = random_search(DIGITS, "paper-cnn", 6, **SMALL, study=study)
-    records = records_of(study)
-    assert len(result.trials) == len(records) == 6
+    assert len(result.trials) == len(records_of(study)) == 6
     assert len(records_of(study, "PRUNED")) == result.invalid > 0
+    assert_kept(result.trials, study)
     for trial in result.trials:
-        record = records[trial.draw]
-        assert SPACES["paper-cnn"].build(FixedTrial(record.params)) == trial.network
-        assert record.value == trial.error
-        assert record.user_attrs["score"]["loo_error"] == trial.score.loo_error
-        assert from_json(record.user_attrs["network"]) == trial.network
+        assert SPACES["paper-cnn"].build(FixedTrial(trial.params)) == trial.network
     assert result.best.error == min(t.error for t in result.trials)
     assert result.network == result.best.network
     table = result.table(3).splitlines()
@@ -90,15 +86,9 @@ def test_a_space_without_networks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_draw_that_fails_is_noted_and_another_one_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    study, calls = tmp_path / "s.journal", iter(range(100))
+    study = tmp_path / "s.journal"
     first, *_, last = [t.draw for t in alone().trials[:4]]
-
-    def broken(*arguments: Any) -> Any:
-        if next(calls) == 0:
-            raise OSError("the card has gone away")
-        return score(*arguments)
-
-    monkeypatch.setattr(scoring, "score", broken)
+    monkeypatch.setattr(scoring, "score", fails_at(0, OSError("the card has gone away")))
     result = random_search(DIGITS, "paper-cnn", 3, **SMALL, study=study)
     assert len(result.trials) == 3
     assert result.trials[-1].draw >= last

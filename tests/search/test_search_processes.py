@@ -8,55 +8,35 @@ from typing import Any
 
 import pytest
 
-from cnngp.search import random_search, scoring
-from cnngp.search.scoring import score
-from helpers.searches import DIGITS, SMALL, alone, records_of
+from cnngp.search import Space, random_search, scoring
+from cnngp.search.space import SPACES
+from helpers.searches import DIGITS, SMALL, alone, assert_kept, fails_at
 
 optuna = pytest.importorskip("optuna")
 
 
-_SCRIPT = """
+SLOW = """
 import sys, time
 from cnngp import datasets
-from cnngp.search import random_search
-from cnngp.search import Space
+from cnngp.search import Space, random_search
 from cnngp.search.space import SPACES
 
 def slow(trial):
-    time.sleep({nap})
+    time.sleep(0.5)
     return SPACES["paper-cnn"].build(trial)
 
 if __name__ == "__main__":
-    result = random_search(
-        datasets.digits(), Space("slow", 1, slow), 4, train=60, validation=60, study=sys.argv[1],
-        device="cpu", threads=1, processes=2,
-    )
-    print(len(result.trials))
+    data, space = datasets.digits(), Space("slow", 1, slow)
+    random_search(data, space, 4, train=60, validation=60, study=sys.argv[1], device="cpu", threads=1, processes=2)
 """
-
-
-def _start(tmp_path: Path, nap: float) -> subprocess.Popen[str]:
-    script = tmp_path / "script.py"
-    script.write_text(_SCRIPT.format(nap=nap))
-    command = [sys.executable, str(script), str(tmp_path / "s.journal")]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def _same_as_alone(study: Path, draws: int) -> None:
-    """Each draw is there, and is what an undisturbed search gives."""
-    records = records_of(study)
-    assert len(records) >= draws
-    for trial in alone().trials[:draws]:
-        record = records[trial.draw]
-        assert (record.params, record.value) == (trial.params, trial.error)
-        assert record.user_attrs["network"] == trial.network_json
-        assert record.user_attrs["score"]["loo_error"] == trial.score.loo_error
 
 
 def test_killed_and_run_again_by_two_processes(tmp_path: Path) -> None:
     """Also the draw that was being done, with the same numbers; the processes of one that is killed end with it."""
     study = tmp_path / "s.journal"
-    first = _start(tmp_path, nap=0.5)
+    script = tmp_path / "script.py"
+    script.write_text(SLOW)
+    first = subprocess.Popen([sys.executable, script, study], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 300
     while _count(study) < 1:
         assert first.poll() is None, first.stderr.read()  # type: ignore[union-attr]
@@ -65,10 +45,9 @@ def test_killed_and_run_again_by_two_processes(tmp_path: Path) -> None:
     first.kill()
     first.communicate(timeout=30)  # its processes have its pipes too
     assert 1 <= _count(study) < 4
-    second = _start(tmp_path, nap=0.0)
-    out, err = second.communicate(timeout=300)
-    assert (out.strip(), second.returncode) == ("4", 0), err
-    _same_as_alone(study, 4)
+    space = Space("slow", 1, SPACES["paper-cnn"].build)
+    assert len(random_search(DIGITS, space, 4, **SMALL, study=study, processes=2).trials) == 4
+    assert_kept(alone().trials[:4], study)
 
 
 def _count(study: Path) -> int:
@@ -78,19 +57,13 @@ def _count(study: Path) -> int:
 
 def test_interrupted_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The draw in progress is done by the next run."""
-    calls = iter(range(100))
-
-    def interrupted(*arguments: Any) -> Any:
-        if next(calls) == 2:
-            raise KeyboardInterrupt
-        return score(*arguments)
-
-    monkeypatch.setattr(scoring, "score", interrupted)
+    alone()
+    monkeypatch.setattr(scoring, "score", fails_at(2, KeyboardInterrupt()))
     study = tmp_path / "s.journal"
     with pytest.raises(KeyboardInterrupt, match=r"\d of 5 networks are in .*s\.journal\. Run it again to continue"):
         random_search(DIGITS, "paper-cnn", 5, **SMALL, study=study)
     random_search(DIGITS, "paper-cnn", 5, **SMALL, study=study)
-    _same_as_alone(study, 5)
+    assert_kept(alone().trials[:5], study)
 
 
 @pytest.mark.slow
@@ -105,7 +78,7 @@ def test_on_a_dask_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         result = random_search(DIGITS, "paper-cnn", 8, **arguments, scheduler=local.scheduler_address)
     assert result.test is not None
     assert len(result.rungs[0]) == 2
-    _same_as_alone(study, 8)
+    assert_kept(alone().trials[:8], study)
 
 
 @pytest.mark.gpu

@@ -222,11 +222,7 @@ WRITTEN: list[tuple[nn.Module, tuple[int, ...], tuple[Network, ...]]] = [
     (pooled(nn.AdaptiveAvgPool2d(6), 2), (1, 6, 6), (C, ReLU(), D)),
     (pooled(nn.AdaptiveAvgPool2d(3), 2, 7), (1, 7, 7), (C, ReLU(), AvgPool(3, 2), D)),
     (pooled(lambda x: x.mean((2, 3)) * 3.0, 2), (1, 6, 6), (C, ReLU(3.0), G, D)),
-    (
-        cnn(*POOL_AND_FILTER, features=4),
-        (1, 6, 6),
-        (C, ReLU(), AvgPool(6), Conv(1, weight_var=2.0), ReLU(), D),
-    ),
+    (cnn(*POOL_AND_FILTER, features=4), (1, 6, 6), (C, ReLU(), AvgPool(6), Conv(1, weight_var=2.0), ReLU(), D)),
     (SKIP, (1, 6, 6), (Sum(Identity(), C), D)),  # the input is added to all channels
     *(
         (ending(nn.Linear(5, 8), norm, nn.ReLU(), left=8), (5,), (D, cnngp.LayerNorm(eps=1e-5), ReLU(), D))

@@ -42,10 +42,7 @@ def changed(module: nn.Module, **numbers: Any) -> nn.Module:
         (nn.AvgPool2d(2, divisor_override=3), r"divisor_override=3 is not the number of locations .*, 4; leave"),
         (nn.AdaptiveAvgPool2d(4), r"windows differ in size where 6 × 6 locations become 4 × 4"),
         (nn.BatchNorm2d(4), r"^2 \(BatchNorm2d\): in training mode it divides by statistics of"),
-        (
-            changed(nn.BatchNorm2d(4).eval(), running_var=[1.0, 2.0, 3.0, 4.0]),
-            r"^2 \(BatchNorm2d\): its fixed fac",
-        ),
+        (changed(nn.BatchNorm2d(4).eval(), running_var=[1.0, 2.0, 3.0, 4.0]), r"^2 \(BatchNorm2d\): its fixed fac"),
         (changed(nn.BatchNorm2d(4).eval(), running_mean=1.0), r"^2 \(BatchNorm2d\): its fixed shift is not zero"),
         (nn.LayerNorm((6, 6)), r"^2 \(LayerNorm\): it divides by statistics of its own input"),
         *((n, r"^2 .*Norm.* whose mean over channels is not 0") for n in (nn.LayerNorm((4, 6, 6)), nn.GroupNorm(1, 4))),

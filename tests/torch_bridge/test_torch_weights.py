@@ -29,10 +29,7 @@ NOT_DRAWN: list[tuple[Callable[[Any], object], str]] = [
     (lambda m: nn.init.constant_(m[2].weight, 0.1), r"^2 \(Conv2d\): its weights are all 0.1,"),
     (lambda m: nn.init.dirac_(m[2].weight), r"^2 \(Conv2d\): its weights are more than half exactly 0,"),
     (lambda m: nn.init.eye_(m[5].weight), r"^5 \(Linear\): its weights are more than half exactly 0,"),
-    (
-        lambda m: parametrize.register_parametrization(m[5], "weight", ABSOLUTE),
-        r"^5 \(.*\): its weights have a mean",
-    ),
+    (lambda m: parametrize.register_parametrization(m[5], "weight", ABSOLUTE), r"^5 \(.*\): its weights have a mean"),
     (lambda m: nn.init.constant_(m[2].bias, 1.0), r"^2 \(Conv2d\): its biases are all 1,"),
     (lambda m: nn.init.uniform_(m[5].bias, 0.0, 0.1), r"^5 \(Linear\): its biases have a mean of"),
     (lambda m: nn.init.constant_(m[5].weight, torch.nan), r"^5 \(Linear\): its weights are not finite"),
