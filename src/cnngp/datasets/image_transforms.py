@@ -122,8 +122,7 @@ class Plain(Preparation):
 
 
 class Contrast(Preparation):
-    """Contrast normalisation: subtract each channel's mean and scale each image to variance 1, which removes overall
-    brightness and colour.
+    """Subtract each channel's mean and scale each image to variance 1, which removes overall brightness and colour.
 
     >>> import numpy as np
     >>> Contrast().fit_transform(np.array([[[[1.0, 3.0], [5.0, 7.0]]]])).round(2)
@@ -145,8 +144,7 @@ class Contrast(Preparation):
 
 
 class Detail(Contrast):
-    """High-pass filter: subtract a copy of each channel blurred by an eighth of the shorter side, which removes slow
-    changes of brightness; then scale to variance 1."""
+    """Subtract a copy of each channel blurred by an eighth of the shorter side (high-pass); scale to variance 1."""
 
     blur: ClassVar[float] = 1 / 8
     """Standard deviation of the subtracted blur, as a fraction of the shorter side."""
@@ -159,7 +157,7 @@ class Detail(Contrast):
 
 
 class Edges(Detail):
-    """High-pass filter like `Detail` with a blur of a sixteenth of the shorter side, which keeps fine lines only."""
+    """Like `Detail` with a blur of a sixteenth of the shorter side, which keeps only fine lines."""
 
     blur = 1 / 16
 
@@ -369,9 +367,7 @@ def _check_regularisation(whitening: Any) -> None:
 
 
 def _inverse_root(values: Array, V: Array, added: float) -> Array:
-    """Return (Σ + added·I)^(−½) from eigenvalues and eigenvectors of Σ, whose other eigenvalues are 0; if `added` is 0,
-    return zeros.
-    """
+    """Return (Σ + added·I)^(−½), or zeros if `added` is 0, from Σ's eigenvectors; other eigenvalues of Σ are 0."""
     if added == 0.0:
         return np.zeros((len(V), len(V)))
     gains = 1.0 / np.sqrt(np.maximum(values, 0.0) + added) - 1.0 / math.sqrt(added)

@@ -167,11 +167,8 @@ def _open(source: str | Path | bytes) -> Image.Image:
 
 
 def _check_whole(image: Image.Image, source: str | Path | bytes) -> None:
-    """Raise for a truncated JPEG that still has an end marker, which Pillow would fill with grey.
-
-    Bytes inserted before the marker change the pixels only if the last row has not been reached. Few files are decoded
-    twice: only those whose last pixels are constant.
-    """
+    """Raise for a truncated JPEG that still has an end marker, which Pillow fills with grey: bytes inserted before the
+    marker then change the pixels. Few files are decoded twice: only those whose last pixels are constant."""
     width, height = image.size
     last = image.crop((max(width - 4, 0), height - 1, width, height))
     if image.format != "JPEG" or any(low != high for low, high in np.reshape(last.getextrema(), (-1, 2))):
@@ -361,12 +358,10 @@ def _images(n: int) -> str:
 
 
 def _usual_size(sizes: list[tuple[int, int]]) -> tuple[tuple[int, int], str]:
-    """Choose one size for all, with the reason: the one that half of them have, else one of their median proportions
-    and longer side.
+    """Choose one size, with the reason: the one that half of them have, else their median proportions and longer side.
 
-    Cost grows with the number of pixels, so photographs are reduced to at most 64 on their longer side. If that is at
-    least 16, computed sides are multiples of four: networks that halve them treat mirror images alike then, which
-    halves the cost.
+    Cost grows with the number of pixels, so photographs are reduced to at most 64 on their longer side. From 16 on,
+    computed sides are multiples of four: networks that halve them treat mirror images alike then, at half the cost.
     """
     if not sizes:
         return (1, 1), ""

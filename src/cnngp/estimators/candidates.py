@@ -45,8 +45,7 @@ WORTH = 0.01
 """Nats per image that a recipe must gain over another to be better, …"""
 STANDARD_ERRORS = 2.0
 """… and number of standard errors of that gain."""
-# Number of images in the eigendecomposition that selects the noise of a comparison; with more, a smaller noise is tried
-# too.
+# Images in the eigendecomposition that selects the noise of a comparison; with more, a smaller noise is also tried.
 _DECOMPOSED = 800
 
 

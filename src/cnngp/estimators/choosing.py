@@ -46,8 +46,7 @@ itself costs less: a few seconds."""
 FEWEST = 20
 """Smallest number of images for a comparison; with fewer, leave-one-out is too uncertain and the default is used."""
 _FIRST = (64, 200)  # smallest and largest number of images in the first round
-# Candidates are dropped to afford this many images in the first round: with fewer, ten classes hardly differ between
-# candidates.
+# Candidates are dropped to afford this many images in the first round: with fewer, they hardly differ on ten classes.
 _TELLING = 150
 _GROWTH = 2
 # Part of the remaining covariances that a round may take, unless it is the first one on all images.

@@ -38,8 +38,7 @@ _MUCH = 2.0
 class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
     """GP regression with one or several outputs that share the kernel.
 
-    The parameters are those of `GPClassifier` without `class_weight`; `normalize_y=True` scales the targets to zero
-    mean and unit variance.
+    Parameters are those of `GPClassifier` except `class_weight`; `normalize_y=True` scales targets to mean 0, std 1.
 
     Attributes
     ----------
@@ -257,9 +256,9 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         self._say(no_better=None if found is None else (scale * found[0], scale * found[1]))
 
     def _warn_of_far_targets(self, Y: Array) -> None:
-        """Warn if centred targets would be predicted much better: a zero-mean process must also explain their mean.
+        """Warn if centred targets would be predicted much better, because the process has mean zero.
 
-        The leave-one-out errors of centred targets follow from the existing factor.
+        Their leave-one-out errors follow from the existing factor.
         """
         gp = self.gp_.exact
         if self.normalize_y or gp is None or gp.groups is not None or not self.loo_error_ > 0.0:

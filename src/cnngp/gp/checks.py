@@ -75,8 +75,8 @@ def check_targets(xp: Any, Y: Array, n: int) -> Array:
 def float64_buffer(K: Array, overwrite: bool = False, on_gpu: bool = False) -> Array:
     """Copy `K` into a float64 buffer, piece by piece, so that an array on disk is never in memory twice, and check it.
 
-    With `overwrite`, `K` itself if that is possible. A chunked array, such as Zarr's, is read once, chunk by chunk;
-    `on_gpu` puts it directly into GPU memory.
+    A chunked array, such as Zarr's, is read once by chunks; `overwrite` uses `K` itself if possible; `on_gpu` copies it
+    directly to the GPU.
     """
     K = as_matrix(K)
     xp = need("cupy", "a matrix on the card") if on_gpu else namespace(K)

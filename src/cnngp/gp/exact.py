@@ -216,9 +216,8 @@ class ExactGP(Posterior):
         return -0.5 * (loss + float(n * outputs) * LOG_2PI)
 
     def solved(self) -> Solved:
-        """Accuracy of the solution, with 1/tr K⁻¹ ≤ λ_min ≤ min(1/max [K⁻¹]_ii, vᵀKv) of the factorised matrix.
-
-        v is the unit vector of an inverse iteration, whose Rayleigh quotient approaches λ_min.
+        """Accuracy of the solution, with 1/tr K⁻¹ ≤ λ_min ≤ min(1/max [K⁻¹]_ii, vᵀKv) of the factorised matrix: v is
+        the unit vector of an inverse iteration, whose Rayleigh quotient approaches λ_min.
         """
         xp, n = namespace(self.Y), self.points
         v = xp.asarray(np.random.default_rng(0).standard_normal((n, 1)))

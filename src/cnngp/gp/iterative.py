@@ -1,5 +1,4 @@
-"""Posterior without a Cholesky factor: the mean from one iterative solve, leave-one-out for a sample, variances from
-further solves.
+"""Posterior without a Cholesky factor: mean and sampled leave-one-out by one iterative solve, variances by more solves.
 
 The likelihood, covariances, samples and adding points need a factor and are not available.
 """
@@ -38,10 +37,8 @@ _ARRAYS = ("alpha", "inverse_diagonal", "loo_targets")
 
 
 class IterativeGP(Posterior):
-    """Exact posterior for a matrix that is only multiplied, never factorised.
-
-    The entries of K⁻¹ for leave-one-out come from solves for the unit vectors of a sample of points, and with `groups`
-    of all points that are left out with them.
+    """Exact posterior for a matrix that is multiplied, never factorised. Entries of K⁻¹ for leave-one-out come from
+    solves for the unit vectors of a sample of points, and with `groups` of all points that are left out with them.
     """
 
     kind = "iterative"
@@ -157,9 +154,8 @@ class IterativeGP(Posterior):
         raise MatrixError(NEEDS_FACTOR.format("a covariance between test points"))
 
     def solved(self) -> Solved:
-        """Accuracy of the solution; λ_min is between the noise and 1/max [K⁻¹]_ii of the sample.
-
-        If some of these could not be solved for, the upper bound is the noise or rounding, whichever is larger.
+        """Accuracy of the solution; λ_min is between the noise and 1/max [K⁻¹]_ii of the sample, or if some of these
+        could not be solved for, the larger of the noise and rounding.
         """
         if self.unsolved:
             high = max(self.noise, self.points * float(np.finfo(np.float64).eps) * self.largest_variance)

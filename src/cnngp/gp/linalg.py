@@ -76,10 +76,7 @@ def _blas() -> Any:
 
 
 def factorised(A: Array, noise: float, jitter: float = 0.0) -> tuple[Factor, float]:
-    """Factorise K + noise·I in place, with more `jitter` only if needed: the smallest power of ten that works.
-
-    Returns the factor and the jitter, relative to the mean diagonal.
-    """
+    """Factorise K + noise·I in place with `jitter` or, if needed, a larger power of ten; return factor and jitter."""
     mean_diagonal = float(A.diagonal().mean())
     if mean_diagonal == 0.0 and noise == 0.0 and not A.diagonal().any():
         raise MatrixError(

@@ -55,8 +55,7 @@ _NATS = 0.1
 _ROUNDING = 1e-9  # nats per target that count as rounding
 _LEAST, _MOST = -10.0, 6.0  # search range of the noise: log₁₀, in units of the mean eigenvalue
 _AMPLITUDES = (-6.0, 6.0)  # search range of the amplitude with known errors: log₁₀, in units of mean Y²/mean k(x, x)
-# Leave-one-out selects the noise on at most this many points, evenly spaced: the best noise does not depend on their
-# number.
+# Leave-one-out selects the noise on at most this many points, evenly spaced: it does not depend on their number.
 _MOST_POINTS = 6000
 
 
