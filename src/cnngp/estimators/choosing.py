@@ -1,9 +1,9 @@
 """Choosing a recipe by leave-one-out with successive halving: all rows of a table on a few images, the better half on
 twice as many, and so on.
 
-Rows are compared by their small networks, and by larger ones once all images are used. The best row is then fitted with
-its largest affordable network, and two or three of the best are summed if that is clearly better. The comparison is the
-same on every machine, because costs are counted in covariances (`elements_of`), never in seconds.
+Rows are compared by their small networks, and by larger ones once there are no more images or they cost too much. The
+best row is fitted with its largest affordable network, and two or three of the best are summed if that is clearly
+better. The comparison is the same on every machine: costs are counted in covariances (`elements_of`), not in seconds.
 """
 
 from __future__ import annotations

@@ -127,9 +127,9 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
 
         A kernel matrix `K` (N, N) replaces or accompanies X. `names` of the images, such as their files, are shown by
         `suspect_labels` and `explain`. `image_noise` (N,) is a noise variance added to `noise` for single images, in
-        the kernel's units: the larger it is, the less the label counts. With `sample_weight` (N,) an image's noise is
+        the kernel's units: the larger it is, the less the label counts. With `sample_weight` (N,), an image's noise is
         `noise` / weight, so that an image of weight 2 counts as if it occurred twice. Images of weight 0 are left out,
-        and rows in the results refer to the others. If the noise is 0, all other weights have the same effect, and a
+        and row numbers in the results skip them. If the noise is 0, all other weights have the same effect, and a
         warning says so. Images of one of the `groups` (N,), such as frames of one film, are left out together wherever
         leave-one-out is used; copies from `cnngp.datasets.augmentation` have their groups already. `tell(stage, value)`
         is called at each stage, as in `report.run`.

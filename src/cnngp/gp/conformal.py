@@ -15,7 +15,7 @@ and those of x itself u and s. In regression the score of a point is |d|/√vari
 predicted no worse than a given number of points form an interval. The points of a group share one vote, and x is a
 group of its own.
 
-The coverage is exact if the kernel and the noise were not selected with the targets; if they were, trials reached the
+All this is exact if the kernel and the noise were not selected with the targets; if they were, trials reached the
 requested coverage within their sampling error.
 """
 

@@ -1,4 +1,4 @@
-"""Posterior without a Cholesky factor: mean and sampled leave-one-out by one iterative solve, variances by more solves.
+"""Posterior without a Cholesky factor: mean and leave-one-out of a sample by one iterative solve, variances by more.
 
 The likelihood, covariances, samples and adding points need a factor and are not available.
 """
