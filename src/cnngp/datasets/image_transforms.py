@@ -314,7 +314,7 @@ class SpectralWhitening(Preparation):
     """Whitening of the cosine transform: equal variance at every frequency, without correlation between channels.
 
     For each frequency a matrix (channels, channels) is learned, (S + ε)^(−½) with S the second moments there and
-    ε = `regularisation` times the mean variance of the frequencies: rare frequencies stay small. These are few enough
+    ε = `regularisation` times the mean variance of the frequencies: weak frequencies stay small. These are few enough
     numbers to be learned from few images, unlike `Zca`, and a stationary filter does not move the image's content.
 
     >>> import numpy as np

@@ -2,8 +2,8 @@
 
 MNIST, Fashion-MNIST and CIFAR-10 are read from their original files, in `<folder>/<name>/` with the given folder or
 `$CNNGP_DATA`, then in the cache, and are downloaded otherwise. Files may be gzipped or not, so the content is checked:
-the SHA-256 of MNIST, and for all sets the header, the size and the range of the labels. Downloads of Fashion-MNIST and
-CIFAR-10 are also checked against their publishers' MD5.
+the SHA-256 of MNIST, the header of IDX files, and for all sets the size and the range of the labels. Downloads of
+Fashion-MNIST and CIFAR-10 are also checked against their publishers' MD5.
 """
 
 from __future__ import annotations
