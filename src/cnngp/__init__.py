@@ -1,6 +1,6 @@
 """Exact Gaussian processes from infinitely wide convolutional networks.
 
-Names load when first used, so that importing the package costs nothing; `__init__.pyi` lists them.
+Names load on first use, which keeps `import cnngp` fast; `__init__.pyi` lists them.
 """
 
 from .common.optional import lazy_names

@@ -1,4 +1,4 @@
-# The rooms, which hold the rest; the names below are `__all__`.
+# Subpackages, and the modules `cluster` and `torch`; the names after them are `__all__`.
 from . import cluster as cluster
 from . import datasets as datasets
 from . import estimators as estimators

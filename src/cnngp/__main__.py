@@ -1,4 +1,4 @@
-"""`python -m cnngp` is the command line."""
+"""Command line: `python -m cnngp`."""
 
 from cnngp.cli import main
 

@@ -1,4 +1,4 @@
-"""Reaching a Dask cluster, whose workers can compute matrices, solves and searches: see `connect`."""
+"""Connecting to a Dask cluster, whose workers can compute matrices, solves and searches: see `connect`."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from cnngp.common.optional import need
 
 
 class DaskUnavailable(ImportError):
-    """dask.distributed is not installed."""
+    """Error raised if dask.distributed is not installed."""
 
 
 class ClusterError(RuntimeError):
-    """A cluster that is not there, or whose workers cannot do the work."""
+    """Error for a cluster that cannot be reached, or whose workers cannot do the work."""
 
 
 def connect(address: str, timeout: float = 10.0) -> Any:
-    """A `dask.distributed.Client` of the scheduler at `address`, such as tcp://host:8786.
+    """Return a `dask.distributed.Client` of the scheduler at `address`, such as tcp://host:8786.
 
-    `ClusterError` where none answers within `timeout` seconds, also where something else listens there.
+    Raises `ClusterError` if no Dask scheduler answers there within `timeout` seconds.
 
     >>> client = connect("tcp://head:8786")  # doctest: +SKIP
     >>> K = gram(kernel, X, store="/shared/K.zarr", client=client)  # doctest: +SKIP
     """
     distributed = need("distributed", "a cluster", DaskUnavailable)
-    # A scheduler that goes away is one line from here, and so is Ctrl-C, which can end a callback of the event loop
-    # halfway; the client and its event loop would add tracebacks.
+    # A lost scheduler is reported here in one line, and so is Ctrl-C, which can interrupt a callback of the event loop;
+    # the client and its event loop would add tracebacks.
     for name in ("distributed.client", "tornado.application"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
-        # What is no scheduler may take the connection, say nothing, and never let the client go.
+        # A server that is no scheduler may accept the connection and never answer, which would block the client.
         return within(timeout + 1.0, lambda: distributed.Client(address, timeout=timeout))
     except Exception as error:
         raise ClusterError(
@@ -44,7 +44,7 @@ def connect(address: str, timeout: float = 10.0) -> Any:
 
 
 def within(seconds: float, call: Callable[[], Any]) -> Any:
-    """Result of `call`, or `TimeoutError`: calls of Dask that wait for what has frozen never return."""
+    """Return the result of `call`, or raise `TimeoutError`: Dask calls never return if the other end has frozen."""
     answer: Future[Any] = Future()
 
     def ask() -> None:

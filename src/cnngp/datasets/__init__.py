@@ -1,4 +1,4 @@
-"""Labelled images: the classic sets, folders of photographs, arrays in files, and more copies of each image."""
+"""Loading of labelled images: classic data sets, folders of photographs, arrays in files; and data augmentation."""
 
 from .arrays import from_pairs, npz
 from .dataset import Dataset

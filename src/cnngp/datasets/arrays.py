@@ -1,4 +1,4 @@
-"""Images and labels in .npz files, of which nothing is ever unpickled, and in iterables of (image, label) pairs."""
+"""Reading images and labels from .npz files, without unpickling, and from iterables of (image, label) pairs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from .dataset import Dataset, Part, assembled, unit_scale
 from .images import as_shown
 
 Shape = Sequence[int]
-"""Of one image, signal or volume, channels first: (C, H, W), (C, length) or (C, depth, H, W)."""
-# A last axis that is so many times as long as one of at most four may be the length of a signal in as many channels.
+"""Shape of one image, signal or volume, channels first: (C, H, W), (C, length) or (C, depth, H, W)."""
+# An array (N, n, length) with n ≤ 4 and a length of at least this many times n may hold signals in n channels.
 _SIGNAL = 4
-# What arrays are called in files of others, and the parts that they belong to.
+# Usual names of arrays, by role, and of parts.
 _ROLES = {
     "images": ("x", "images", "image", "imgs", "img", "data"),
     "features": ("features", "feature", "embeddings", "embedding"),
@@ -41,19 +41,19 @@ _Parts = dict[str, dict[str, NDArray[Any]]]
 
 
 def npz(path: str | Path, *, input_shape: Shape | None = None, whole: bool = False) -> Dataset:
-    """An .npz file with images and labels, and perhaps parts for training, validation and testing.
+    """Load an .npz file with images and labels, optionally split into training, validation and test parts.
 
     Images are called X, images or data, labels y, labels or targets, each alone or with train, val or test before or
-    after it, as in x_train or test_labels; without test images some are kept for testing here, and otherwise rows keep
+    after it, as in x_train or test_labels. Without test images, a random fifth is kept for testing; otherwise rows keep
     their order. Images are (N, H, W), (N, C, H, W) or (N, H, W, C) with 1, 3 or 4 channels; uint8 is divided by 255.
-    `names`, `groups` and `noise` of the images are taken too, and `features` (N, F), as of a pretrained network: these
-    are fitted then, and the images, if there are any, are the pictures that belong to them.
+    Arrays `names`, `groups` and `noise` of the images are read too, and `features` (N, F), for example of a pretrained
+    network: the model is then fitted to the features, and the images, if any, are only shown.
 
     Parameters
     ----------
-    input_shape : of one image, channels first, where the array does not tell: (1, 128) for signals of 128 samples,
+    input_shape : shape of one image, channels first, if the array leaves it open: (1, 128) for signals of 128 samples,
         (1, 8, 8) for rows of 64 pixels.
-    whole : keep no images for testing: all are training images, in their order in the file.
+    whole : keep no images for testing: all are training images, in the order of the file.
     """
     path = Path(path)
     return _of_parts(path.stem, _by_role(path, _read_npz(path)), input_shape, str(path), whole)
@@ -62,10 +62,10 @@ def npz(path: str | Path, *, input_shape: Shape | None = None, whole: bool = Fal
 def from_pairs(
     train: Iterable[Any], test: Iterable[Any] | None = None, *, input_shape: Shape | None = None, whole: bool = False
 ) -> Dataset:
-    """All (image, label) pairs of an iterable, such as a PyTorch `Dataset`, and perhaps those of another for testing.
+    """Collect the (image, label) pairs of an iterable, such as a PyTorch `Dataset`, and of an optional test set.
 
-    Images are arrays of any library, (H, W), (C, H, W) or (H, W, C), or pictures as Pillow opens them; uint8 is divided
-    by 255. `input_shape` and `whole` are those of `npz`.
+    Images are arrays of any library, (H, W), (C, H, W) or (H, W, C), or Pillow images; uint8 is divided by 255.
+    `input_shape` and `whole` are those of `npz`.
 
     >>> from_pairs([(np.zeros((8, 8)), "dark"), (np.ones((8, 8)), "light")], whole=True)
     <pairs: 2 training images of 1 × 8 × 8>
@@ -75,9 +75,9 @@ def from_pairs(
 
 
 def _stacked(pairs: Any, part: str) -> dict[str, NDArray[Any]]:
-    """The images and labels of all pairs."""
+    """Stack the images and the labels of all pairs."""
     count = len(pairs) if hasattr(pairs, "__len__") else None
-    if count is not None and hasattr(pairs, "__getitem__"):  # a PyTorch Dataset may have no end otherwise
+    if count is not None and hasattr(pairs, "__getitem__"):  # iterating over a PyTorch Dataset may never end
         pairs = map(pairs.__getitem__, range(count))
     if not isinstance(pairs, Iterable):
         raise DatasetError(f"{part} is a {type(pairs).__name__}; expected pairs (image, label)")
@@ -122,7 +122,7 @@ def _of_parts(name: str, held: _Parts, shape: Shape | None, where: str, whole: b
 
 
 def _by_role(path: Path, arrays: dict[str, NDArray[Any]]) -> _Parts:
-    """The arrays by part and role, from their names; other names are left alone."""
+    """Sort the arrays by part and role, from their names; other names are ignored."""
     found: dict[tuple[str, str], list[str]] = {}
     for name in arrays:
         words = re.findall(r"train(?:ing)?|test(?:ing)?|valid(?:ation)?|val|[a-z]+", name.lower())
@@ -150,7 +150,7 @@ def _by_role(path: Path, arrays: dict[str, NDArray[Any]]) -> _Parts:
 
 
 def _part(arrays: dict[str, NDArray[Any]], shape: tuple[int, ...] | None, where: str) -> Part:
-    """The images (N, C, …), or features (N, F), and what belongs to them, checked."""
+    """Check the arrays of one part: images (N, C, …) or features (N, F), labels, and data of single images."""
     X, y = arrays["features" if "features" in arrays else "images"], arrays["labels"]
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
@@ -182,7 +182,7 @@ def _part(arrays: dict[str, NDArray[Any]], shape: tuple[int, ...] | None, where:
 
 
 def check_shape(shape: Any) -> tuple[int, ...]:
-    """`shape=` of a user.
+    """Check the `shape=` of a user and return it as a tuple.
 
     >>> check_shape([1, 128])
     (1, 128)
@@ -196,7 +196,7 @@ def check_shape(shape: Any) -> tuple[int, ...]:
 
 
 def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays by their names. NumPy's own advice for files of other kinds is to unpickle them."""
+    """Read the arrays by name. Other files raise here, because NumPy's own error recommends unpickling them."""
     check_regular(path)
     if not zipfile.is_zipfile(path):
         raise DatasetError(f"{path} is not an .npz file, or is cut short; write it with numpy.savez or copy it again")
@@ -205,7 +205,7 @@ def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
         with np.load(path, allow_pickle=False) as file:
             for key in file.files:
                 arrays[key] = np.asarray(file[key])
-    except Exception as error:  # zip, zlib and headers each have a type of their own
+    except Exception as error:  # zip, zlib and header errors have different types
         if "pickle" in str(error):
             said = f"{path}: {key} holds Python objects, which are never unpickled; save it as numbers or text"
             raise DatasetError(said) from None
@@ -214,7 +214,7 @@ def _read_npz(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _images(X: NDArray[Any], shape: tuple[int, ...] | None, where: str) -> NDArray[Any]:
-    """(N, channels, …) of an array: of this shape, with channels first or last or in rows, or as the array tells."""
+    """Bring images to (N, channels, …), by `shape` (channels first, last, or flat rows) or by the array's own shape."""
     told = f"{where}: X has shape {X.shape}"
     if shape is not None:
         images: NDArray[Any] | None = in_shape(X, shape)
@@ -249,5 +249,5 @@ def _images(X: NDArray[Any], shape: tuple[int, ...] | None, where: str) -> NDArr
 
 
 def _option(*shape: int) -> str:
-    """How to say a shape, in Python and to a command."""
+    """Spelling of a shape as a Python argument and as a command-line option."""
     return f"input_shape={shape} (--input-shape {','.join(map(str, shape))})"

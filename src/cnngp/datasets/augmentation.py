@@ -1,4 +1,4 @@
-"""Lazy augmentation: shifted, turned and widened copies of images, computed when they are read."""
+"""Lazy data augmentation: shifted, rotated and widened copies of images, computed when they are read."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cnngp.common.arrays import DataError, refuse_masked, to_numpy
 
 @dataclass(frozen=True)
 class Change:
-    """Moves images down and to the right by whole pixels, makes them wider by a factor, and turns them about their
-    centre, counterclockwise by some degrees; bilinear, with zeros where nothing was."""
+    """Transformation of images: a shift down and right by whole pixels, a horizontal scaling by the factor `wider`, and
+    a counterclockwise rotation about the centre by `turn` degrees; bilinear, with zeros outside the image."""
 
     down: int = 0
     right: int = 0
@@ -33,7 +33,7 @@ class Change:
         from scipy.ndimage import affine_transform
 
         angle = np.deg2rad(self.turn)
-        # From a place of the copy to that of the image: turned back first, then made narrower.
+        # Maps a location of the copy to one of the image: rotated back first, then made narrower.
         back = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
         A = np.diag([1.0, 1.0 / self.wider]) @ back
         centre = (np.array([h, w]) - 1.0) / 2.0
@@ -46,9 +46,9 @@ class Change:
 
 
 class Copies:
-    """Images (N, C, H, W) and altered copies of them, (N·copies, C, H, W), made when they are read.
+    """Images (N, C, H, W) with transformed copies, (N·copies, C, H, W), computed when they are read.
 
-    Estimators with `inducing=` read images a block at a time, by slices and arrays of row numbers.
+    Estimators with `inducing=` read images in blocks, by slices and arrays of row numbers.
     """
 
     ndim = 4
@@ -63,7 +63,7 @@ class Copies:
 
     @property
     def groups(self) -> NDArray[np.intp]:
-        """The row of the image that each was made of: leave-one-out leaves out an image with all its copies."""
+        """Row of each copy's original image, so that leave-one-out leaves out an image with all its copies."""
         return np.tile(np.arange(self._n), len(self.changes))
 
     def __len__(self) -> int:
@@ -73,7 +73,7 @@ class Copies:
         return self[:] if dtype is None else self[:].astype(dtype)
 
     def __getitem__(self, key: Any) -> NDArray[Any]:
-        """An image by its number, or images by a slice or an array of numbers."""
+        """Return an image by its number, or images by a slice or an array of numbers."""
         rows = np.arange(len(self))[key]
         flat = np.atleast_1d(rows)
         which, at = np.divmod(flat, self._n)
@@ -88,7 +88,7 @@ class Copies:
 
 
 def shifted(X: Any, y: Any, pixels: int = 1) -> tuple[Copies, NDArray[Any]]:
-    """The images and their copies shifted by `pixels` up, down, left and right, five times as many, and their labels.
+    """Add copies shifted by `pixels` up, down, left and right: five times as many images, and their labels.
 
     >>> import numpy as np
     >>> X = np.arange(4.0).reshape(1, 1, 2, 2)
@@ -103,10 +103,10 @@ def shifted(X: Any, y: Any, pixels: int = 1) -> tuple[Copies, NDArray[Any]]:
 
 
 def warped(X: Any, y: Any, turn: float = 12.0, wider: float = 1.2) -> tuple[Copies, NDArray[Any]]:
-    """The images and their copies turned by `turn` degrees either way, and wider and narrower by the factor `wider`.
+    """Add copies rotated by `turn` degrees either way, and wider and narrower by the factor `wider`.
 
-    Five times as many, and their labels; fewer where turn=0 or wider=1 leaves a kind of copies out. They help networks
-    with pools as well (docs/classification.md). Leave-one-out leaves out an image and its copies together.
+    Returns five times as many images and their labels, or fewer if turn=0 or wider=1. The copies also help networks
+    with pools (docs/classification.md). Leave-one-out leaves out an image and its copies together.
 
     >>> import numpy as np
     >>> X5, y5 = warped(np.ones((2, 1, 8, 8)), ["a", "b"])
@@ -120,9 +120,9 @@ def warped(X: Any, y: Any, turn: float = 12.0, wider: float = 1.2) -> tuple[Copi
 
 
 def flipped(X: Any, y: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The images and their mirror images, left for right, twice as many, and their labels.
+    """Add horizontally mirrored images: twice as many images, and their labels.
 
-    `Kernel(network, symmetry="flip")` is the kernel of functions that do not tell the two apart, without more images.
+    `Kernel(network, symmetry="flip")` is the kernel of functions that are equal on both, without more images.
 
     >>> import numpy as np
     >>> X2, y2 = flipped(np.arange(4.0).reshape(1, 1, 2, 2), [7])
@@ -136,7 +136,7 @@ def flipped(X: Any, y: Any) -> tuple[NDArray[Any], NDArray[Any]]:
 
 
 def _copies(X: Any, y: Any, changes: Sequence[Change]) -> tuple[Copies, NDArray[Any]]:
-    """The images as they are and changed in each of these ways, with their labels."""
+    """Images unchanged and with each of these changes, with their labels."""
     view = Copies(X, [Change(), *changes])
     labels = to_numpy(y, "y")
     if len(labels) != X.shape[0]:
@@ -145,7 +145,7 @@ def _copies(X: Any, y: Any, changes: Sequence[Change]) -> tuple[Copies, NDArray[
 
 
 def _take(X: Any, rows: NDArray[np.intp]) -> NDArray[Any]:
-    """Rows of an array, in one slice where they follow each other: stores and memory maps read those much faster."""
+    """Return rows of an array, as one slice if they are consecutive, which stores and memory maps read much faster."""
     if rows[-1] - rows[0] + 1 == len(rows) and (np.diff(rows) == 1).all():
         return np.asarray(X[int(rows[0]) : int(rows[-1]) + 1])
     return np.stack([np.asarray(X[int(i)]) for i in rows])

@@ -1,4 +1,4 @@
-"""`Dataset`: training, validation and test images with their labels and names, and ways to take some of them."""
+"""`Dataset`: training, validation and test images with labels and names, and methods to select and split them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _WHOLE = "--test 0 of `cnngp classify` and `cnngp regress`, or whole=True in Pyt
 
 
 class Part(NamedTuple):
-    """Images with their labels, and their names, groups and noise where they have some.
+    """Images with their labels and, if known, names, groups and noise.
 
-    `pictures` are what is shown of images that `X` has features of.
+    If `X` holds features, `pictures` are the images to show.
     """
 
     X: Any
@@ -34,18 +34,18 @@ class Part(NamedTuple):
 
     @property
     def in_classes(self) -> bool:
-        """Whether labels are classes: one for each image, and no measured numbers, which seldom come twice."""
+        """True if labels are classes: one per image, and not measured numbers, which rarely repeat."""
         y = self.y
         return y.ndim == 1 and y.dtype.kind != "f" and (y.dtype.kind not in "iu" or 2 * len(np.unique(y)) <= len(y))
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Training and test images with their labels, and validation ones where the split has them.
+    """Training and test images with their labels, and validation images if the split has them.
 
-    `names` are those of the images' files. `notes` say how they were read: files that were left out, the size that was
-    chosen. `groups` and `image_noise` of the training images are for `fit`. Where `X` has rows of features (N, F), of
-    a pretrained network for instance, `pictures` are the images that they are of, which reports and viewers show.
+    `names` are the names of the image files. `notes` describe how they were read, such as files that were left out and
+    the chosen size. `groups` and `image_noise` of the training images are arguments for `fit`. If `X` holds rows of
+    features (N, F), for example of a pretrained network, `pictures` are their images, for reports and viewers.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Dataset:
     groups: Labels | None = None
     image_noise: NDArray[np.float64] | None = None
     aspect: str | None = None
-    """How the images of a folder were brought to one size: "squash" or "pad"."""
+    """How image files were brought to one size: "squash" or "pad"."""
     pictures: Pixels | None = None
     pictures_test: Pixels | None = None
 
@@ -75,7 +75,7 @@ class Dataset:
         return Part(self.X_test, self.y_test, self.names_test, pictures=self.pictures_test)
 
     def _with(self, train: Part, test: Part, validation: Part | None = None) -> Dataset:
-        """The same set with other parts in place of its own."""
+        """Return the data set with other parts in place of its own."""
         changed: dict[str, Any] = {"groups": train.groups, "image_noise": train.image_noise}
         changed |= {"pictures": train.pictures, "pictures_test": test.pictures}
         for part, suffix in ((train, ""), (test, "_test"), (validation, "_validation")):
@@ -85,13 +85,13 @@ class Dataset:
 
     @property
     def image_shape(self) -> tuple[int, ...]:
-        """(channels, height, width); (channels, length) of signals, (features,) of rows."""
+        """Shape of one image: (channels, height, width), (channels, length) for signals, (features,) for rows."""
         return self.X.shape[1:]
 
     def take(self, train: int | None = None, test: int | None = None) -> Dataset:
-        """The first `train` and `test` images; None takes all as they are, and `test=0` leaves no test set.
+        """Return the first `train` and `test` images; None keeps all in their order, and `test=0` leaves no test set.
 
-        Of images that stand by class, the first ones in the order of `mixed`, which are of all classes.
+        If images are sorted by class, they are taken in the order of `mixed`, so that all classes are among them.
         """
         parts = []
         for name, part, n, least in (("train", self.train, train, 1), ("test", self.test, test, 0)):
@@ -104,7 +104,7 @@ class Dataset:
         return self._with(*parts)
 
     def mixed(self) -> Dataset:
-        """Images that stand by class in a mixed order, the same every time, so that the first ones are of all classes.
+        """Shuffle images that are sorted by class, reproducibly, so that the first ones include all classes.
 
         >>> X, y = np.zeros((20, 1, 2, 2), np.float32), np.repeat([0, 1], 10)
         >>> data = Dataset("by class", X, y, X, y).mixed()
@@ -114,10 +114,10 @@ class Dataset:
         return self._with(_of_all_classes(self.train), _of_all_classes(self.test))
 
     def hold_out(self, images: int) -> Dataset:
-        """Make `images` of the training images validation images, each class in proportion; the same ones every time.
+        """Split off `images` of the training images for validation, stratified by class and reproducible.
 
         Both sets come in a mixed order. Every class keeps an image for training as long as there are enough. Images of
-        one group stay together, so that there may be a few more or fewer then.
+        one group stay together, so that their number may differ a little.
 
         >>> from cnngp import datasets
         >>> datasets.digits().hold_out(297)
@@ -143,12 +143,12 @@ class Dataset:
 
 
 def mixed(part: Part) -> Part:
-    """In a random order with a fixed seed in which the classes come up evenly: one image of each class first."""
+    """Shuffle with a fixed seed so that the classes are evenly spread: one image of each class comes first."""
     y = part.y
     order = np.random.default_rng(0).permutation(len(y))
     if not part.in_classes:
         return part.at(order)
-    before = np.zeros(len(y))  # the share of its class that stands before an image
+    before = np.zeros(len(y))  # share of its class that precedes an image
     for label in np.unique(y):
         rows = np.flatnonzero(y[order] == label)
         before[rows[1:]] = (np.arange(1, len(rows)) + 0.5) / len(rows)
@@ -156,8 +156,8 @@ def mixed(part: Part) -> Part:
 
 
 def _of_all_classes(part: Part) -> Part:
-    """The part, mixed if its images stand by class: if the class changes from a row to the next less than half as often
-    as in a random order."""
+    """Shuffle the part if its images are sorted by class: if the class changes between rows less than half as often as
+    in a random order."""
     y = part.y
     if not part.in_classes:
         return part
@@ -167,9 +167,9 @@ def _of_all_classes(part: Part) -> Part:
 
 
 def with_test_set(name: str, part: Part) -> tuple[Part, Part]:
-    """A fifth of each class, and at least one image of it, for testing; shuffled with a fixed seed.
+    """Split off a fifth of each class, and at least one image of it, for testing; shuffled with a fixed seed.
 
-    Of images in groups, whole groups; of numbers, a fifth of all.
+    Images in groups are split by whole groups; for numbers, a fifth of all images is taken.
     """
     y = part.y
     rng = np.random.default_rng(0)
@@ -196,7 +196,7 @@ def with_test_set(name: str, part: Part) -> tuple[Part, Part]:
 
 
 def assembled(name: str, parts: dict[str, Part], whole: bool, notes: tuple[str, ...] = (), **others: Any) -> Dataset:
-    """The set of these parts; without test images a fifth of the training images is kept for testing, or none."""
+    """Build a data set from its parts; without test images, a fifth of training is kept for testing unless `whole`."""
     train, test = parts["train"], parts.get("test")
     if test is None and whole:
         test = train.at(slice(0))
@@ -211,7 +211,7 @@ def assembled(name: str, parts: dict[str, Part], whole: bool, notes: tuple[str, 
 
 
 def _whole_groups(part: Part, images: int) -> NDArray[np.bool_]:
-    """About so many images in whole groups, the same every time; no class loses its last group."""
+    """Mask of about `images` images in whole groups, reproducible; no class loses its last group."""
     rng = np.random.default_rng(0)
     chosen = np.zeros(len(part.y), dtype=bool)
     assert part.groups is not None
@@ -225,7 +225,7 @@ def _whole_groups(part: Part, images: int) -> NDArray[np.bool_]:
 
 
 def unit_scale(X: NDArray[Any]) -> Pixels:
-    """Bytes to [0, 1]; other numbers are taken as they are."""
+    """Scale bytes to [0, 1]; other numbers are not scaled."""
     if X.dtype == np.uint8:
         return X.astype(np.float32) / np.float32(255.0)
     if X.dtype.kind not in "fiub":

@@ -1,4 +1,4 @@
-"""Folders and tables of image files: which files there are, with their labels or numbers, groups, parts and noise."""
+"""Loading folders and tables of image files, with labels or regression targets, groups, splits and noise."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ def folder(
     max_pixels: int = images.MAX_PIXELS,
     whole: bool = False,
 ) -> Dataset:
-    """Images in one sub-folder per class, brought to one size; the labels are the sub-folders' names.
+    """Load images from one sub-folder per class, resized to one size; the labels are the sub-folders' names.
 
-    PNG, JPEG, TIFF, WebP, GIF, BMP and the like are taken, also from folders inside the sub-folders; what is left out
-    is counted in `notes`. Sub-folders `train` and `test` that hold such folders are the two sets, `val` or
-    `validation` the validation images; without `test` a fifth of each class is kept for testing. Sets come in a mixed
-    order, the same every time, so that the first images are of all classes.
+    PNG, JPEG, TIFF, WebP, GIF, BMP and similar files are read, also from folders inside the sub-folders; `notes` counts
+    those that are left out. Sub-folders `train` and `test` that hold such folders are the two sets, `val` or
+    `validation` the validation images; without `test`, a fifth of each class is kept for testing. The images of each
+    set are in a reproducible mixed order, so that the first ones include all classes.
 
     Parameters
     ----------
     size : height and width, or one number for both; by default the size that at least half of the images have, else
         one of their median proportions, at most 64 on the longer side.
-    aspect : "squash" gives an image of another shape that size whatever becomes of its proportions, "pad" keeps them
-        and fills the rest with black.
-    skip_bad : go on without files that cannot be read, instead of listing them in an error.
-    max_pixels : an image file that says it has more is not decoded: a few bytes may say so, and memory be taken for it.
-    whole : keep no images for testing where there is no `test`: all are training images.
+    aspect : "squash" resizes images of other proportions without keeping these; "pad" keeps them and fills the rest
+        with black.
+    skip_bad : skip files that cannot be read, instead of listing them in an error.
+    max_pixels : limit of one image file; larger ones are not decoded, because a small file may claim any size.
+    whole : keep no images for testing if there is no `test`: all are training images.
     """
     path = Path(path)
     reader = Reader(path, size, aspect, skip_bad, max_pixels)
@@ -72,7 +72,7 @@ def folder(
 
 
 def image_files(paths: Sequence[Path]) -> Iterator[Path]:
-    """Files as they are, and of folders all images in them, in the order of their names."""
+    """Yield the files as given, and for each folder all images in it, sorted by name."""
     for path in paths:
         if path.is_dir():
             found = [p for p in sorted(path.rglob("*")) if _is_readable_image(p, path)]
@@ -84,7 +84,7 @@ def image_files(paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def _listed(reader: Reader, path: Path, least: int) -> Part:
-    """The image files in `path`'s sub-folders, each of the class that the sub-folder is named after."""
+    """List the image files in `path`'s sub-folders, whose names are the classes."""
     files: list[Path] = []
     labels: list[str] = []
     for folder in _class_folders(reader, path):
@@ -108,7 +108,7 @@ def _listed(reader: Reader, path: Path, least: int) -> Part:
 
 
 def _class_folders(reader: Reader, path: Path) -> list[Path]:
-    """The folders in `path`; what lies beside them is left out."""
+    """Return the folders in `path`; files beside them are skipped."""
     found = []
     for entry in sorted(path.iterdir()):
         if not entry.is_dir():
@@ -137,16 +137,16 @@ def table(
     max_pixels: int = images.MAX_PIXELS,
     whole: bool = False,
 ) -> Dataset:
-    """The image files that a CSV file names, a row for each, with labels of any kind or numbers.
+    """Load the image files listed in a CSV or TSV file, one per row, with class labels or regression targets.
 
-    The column of files is called file, filename, image or path, or is the only one that holds names of images; they are
-    relative to the table. `columns` names those of the labels; by default it is label, class, target or y, or the only
-    one that is left. Several columns give (N, columns) labels, of 0 and 1 or numbers. A column split says train, test
-    or val; without test images a fifth of each class is kept for testing, and whole groups where there is a column
-    group. A column noise is the `image_noise` of a fit. Sizes and files that cannot be read are as in `folder`.
+    The column of files is called file, filename, image or path, or is the only one that holds names of images; paths
+    are relative to the table. `columns` names the columns of labels; by default label, class, target or y, or the only
+    column left. Several columns give labels (N, columns), of 0 and 1 or numbers. A column split holds train, test or
+    val; without test images, a fifth of each class is kept for testing, or whole groups if there is a column group.
+    A column noise is the `image_noise` of a fit. Sizes and files that cannot be read are handled as in `folder`.
 
-    `features` (N, F), an array or an .npy file, has a row of numbers for each row of the table, as of a pretrained
-    network. These are fitted then, and the images are the pictures that belong to them.
+    `features` (N, F), an array or an .npy file, has one row for each row of the table, for example from a pretrained
+    network. The model is then fitted to the features, and the images are only shown.
     """
     path = Path(path)
     reader = Reader(path.parent, size, aspect, skip_bad, max_pixels)
@@ -196,7 +196,7 @@ def table(
 
 
 def _features(given: Any, rows: int) -> Pixels:
-    """Rows of numbers (N, F), of an array or a file."""
+    """Read features (N, F) from an array or a file."""
     if isinstance(given, str | Path):
         check_regular(Path(given))
         try:
@@ -211,7 +211,7 @@ def _features(given: Any, rows: int) -> Pixels:
 
 
 def _column_of_files(path: Path, cells: dict[str, list[str]], named: str | None) -> str:
-    """By its name, or because it alone holds names of images."""
+    """Find the column of files by its name, or as the only one that holds names of images."""
     held = [head for head, column in cells.items() if all(images.is_image(_path(cell)) for cell in column)]
     if named is not None or len(held) == 1:
         return named or held[0]
@@ -236,7 +236,7 @@ def _columns_of_labels(path: Path, asked: Sequence[str] | None, rest: list[str],
 
 
 def _values(path: Path, head: str, column: list[str]) -> Labels:
-    """Whole numbers, numbers, or words: what all cells of a column are."""
+    """Convert a column to integers, to floats or to text, the first that suits all cells."""
     cells = [cell.strip() for cell in column]
     empty = [i for i, cell in enumerate(cells, 2) if not cell]
     if empty:
@@ -266,12 +266,12 @@ def _numbers(cells: list[str]) -> NDArray[np.float64] | None:
 
 
 def _path(cell: str) -> Path:
-    """A file's name as it is written on any system."""
+    """Path of a file whose name was written on any system."""
     return Path(PureWindowsPath(cell).as_posix()) if "\\" in cell and "/" not in cell else Path(cell)
 
 
 def _file(folder: Path, cell: str) -> Path:
-    """The file of a cell: as it is written, else as `csv_text` writes names, or with the separators of Windows."""
+    """Path of a cell's file: as written, as `csv_text` escapes names, or with Windows separators."""
     for name in (Path(cell), Path(csv_cell(cell)), _path(cell)):
         if (folder / name).exists():
             return folder / name

@@ -1,4 +1,4 @@
-"""Single preparations of images: of each image by itself, and whitening that is learned from training images."""
+"""Image preprocessing steps: normalisation of each image by itself, and whitening learned from training images."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from cnngp.common.errors import is_number, is_whole
 Array = NDArray[Any]
 Map = Callable[[Any], Any]
 
-# Of its largest pixel: an image that varies by less is flat but for rounding, and becomes zeros.
+# An image that varies by less than this part of its largest pixel is constant up to rounding, and becomes zeros.
 _ROUNDING = 1e-6
-# Images, and numbers of patches, that are held at a time.
+# Number of images, and of entries of patches, that are in memory at a time.
 _AT_A_TIME = 1024
 _ENTRIES = 1 << 24
 
 
 class Preparation(TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Images (N, channels, …) as a network is to see them, in their own floating-point type.
+    """Base class: a transformer of images (N, channels, …) that keeps their floating-point type.
 
-    `fit` learns from training images where there is something to learn, and `transform` prepares any images.
+    `fit` learns from training images, if the preparation learns anything, and `transform` prepares any images.
     """
 
     learns: bool = False
-    """Whether `fit` learns anything: `learned_`, an array."""
+    """True if `fit` learns an array, `learned_`."""
     least_axes: ClassVar[int] = 3
-    """2 where it takes rows of features too."""
+    """Smallest number of axes of X: 2 if rows of features are accepted too."""
     learned_: Array
 
     def fit(self, X: Any, y: Any = None, *, maps: Sequence[Map] = ()) -> Self:
-        """Learn from training images, and from their images under `maps` (a group) as much as from themselves."""
+        """Learn from training images; with `maps`, a symmetry group, from their images under each map equally."""
         images = self._checked(X)
         self.input_shape_ = images.shape[1:]
         if self.learns:
@@ -44,7 +44,7 @@ class Preparation(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def transform(self, X: Any) -> Array:
-        """The images prepared."""
+        """Return the prepared images."""
         images = self._checked(X)
         shape, name = images.shape[1:], type(self).__name__
         if self.learns and not hasattr(self, "learned_"):
@@ -57,7 +57,7 @@ class Preparation(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return np.concatenate([part.astype(kind, copy=False) for part in parts])
 
     def set_output(self, *, transform: str | None = None) -> Self:
-        """Part of scikit-learn's interface: prepared images are arrays, the default, and never data frames."""
+        """Accept scikit-learn's default output only: prepared images are arrays, never data frames."""
         if transform not in (None, "default"):
             raise DataError(
                 f"{type(self).__name__}: transform={transform!r}: images have several axes and cannot become a frame; "
@@ -66,15 +66,15 @@ class Preparation(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def output_shape(self, input_shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of a prepared image."""
+        """Shape of a prepared image."""
         return tuple(input_shape)
 
     def state(self) -> dict[str, Array]:
-        """What was learned, for a file."""
+        """Learned arrays, for a file."""
         return {"learned_": self.learned_} if self.learns else {}
 
     def restored(self, state: dict[str, Array], input_shape: Sequence[int]) -> Self:
-        """This preparation with what it had learned of images of this shape; `ValueError` for other arrays."""
+        """Restore what was learned from images of this shape; raise `ValueError` for arrays that do not fit."""
         if self.learns:
             array = state["learned_"]
             if array.shape != self._learned_shape(input_shape) or array.dtype.kind != "f":
@@ -107,7 +107,7 @@ class Preparation(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return hash(repr(self))
 
     def unfitted(self) -> Self:
-        """The same with nothing learned."""
+        """Return an unfitted copy."""
         return type(self)(**self.get_params(deep=False))
 
     def __sklearn_tags__(self) -> Any:
@@ -118,11 +118,11 @@ class Preparation(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
 
 class Plain(Preparation):
-    """Images as they are."""
+    """Images unchanged."""
 
 
 class Contrast(Preparation):
-    """Without each channel's mean, and with one variance for all images: neither light nor colour of the whole counts.
+    """Subtract each channel's mean and scale each image to variance 1, which removes overall brightness and colour.
 
     >>> import numpy as np
     >>> Contrast().fit_transform(np.array([[[[1.0, 3.0], [5.0, 7.0]]]])).round(2)
@@ -131,7 +131,7 @@ class Contrast(Preparation):
     """
 
     def _prepared(self, images: Array) -> Array:
-        """What is left when something is taken away, with a variance of 1 over all pixels."""
+        """Subtract `_taken_away` and scale the rest to a variance of 1 over all pixels."""
         exact = images.astype(np.float64)
         everything = tuple(range(1, images.ndim))
         rest = exact - self._taken_away(exact)
@@ -144,10 +144,10 @@ class Contrast(Preparation):
 
 
 class Detail(Contrast):
-    """Without a copy of each channel that is blurred by an eighth of the shorter side: slow changes of light go."""
+    """Subtract a copy of each channel blurred by an eighth of the shorter side (high-pass); scale to variance 1."""
 
     blur: ClassVar[float] = 1 / 8
-    """Width of the blur that is taken away, a standard deviation, as a part of the shorter side."""
+    """Standard deviation of the subtracted blur, as a fraction of the shorter side."""
 
     def _taken_away(self, images: NDArray[np.float64]) -> NDArray[np.float64]:
         from scipy.ndimage import gaussian_filter
@@ -157,13 +157,13 @@ class Detail(Contrast):
 
 
 class Edges(Detail):
-    """Without a copy of each channel that is blurred by a sixteenth of the shorter side: fine lines stay."""
+    """Like `Detail` with a blur of a sixteenth of the shorter side, which keeps only fine lines."""
 
     blur = 1 / 16
 
 
 class Normalised(Contrast):
-    """Each image with mean 0 and norm 1, over all its pixels and channels.
+    """Scale each image to mean 0 and norm 1 over all its pixels and channels.
 
     >>> import numpy as np
     >>> Normalised().fit_transform(np.array([1.0, 3.0, 5.0, 7.0]).reshape(1, 1, 2, 2)).round(3)
@@ -179,9 +179,9 @@ class Normalised(Contrast):
 
 
 class Standardised(Preparation):
-    """Every number, a feature of rows or a pixel, less its mean and over its standard deviation in training images.
+    """Standardise each feature or pixel by its mean and standard deviation in the training images.
 
-    What does not differ between training images becomes 0.
+    Features that are constant in the training images become 0.
 
     >>> import numpy as np
     >>> Standardised().fit_transform(np.array([[1.0, 500.0, 3.0], [3.0, 700.0, 3.0]]))
@@ -196,7 +196,7 @@ class Standardised(Preparation):
         return 2, *input_shape
 
     def _learn(self, images: Array, maps: Sequence[Map]) -> Array:
-        """Means and inverse standard deviations."""
+        """Return means and inverse standard deviations."""
         exact = images.astype(np.float64)
         seen = np.concatenate([g(exact) for g in maps]) if maps else exact
         mean, spread = seen.mean(0), seen.std(0)
@@ -208,11 +208,11 @@ class Standardised(Preparation):
 
 
 class Zca(Preparation):
-    """Whitening that keeps images as near to themselves as it can: x ↦ V (Λ + ε)^-½ Vᵀ x, VΛVᵀ the pixels' covariance.
+    """ZCA whitening: x ↦ V (Λ + ε)^-½ Vᵀ x, with VΛVᵀ the second moments of the pixels; stays close to the image.
 
-    `regularisation` is ε, a variance in the units of the pixels: directions with less than that stay small. Published
+    `regularisation` is ε, a variance in the units of the pixels: directions with less variance stay small. Published
     kernels on CIFAR-10 use 10⁻⁴ after `Normalised`, which is the preparation "zca". It needs more images than pixels:
-    with fewer, training images become unlike all others, and leave-one-out is too hopeful: see `SpectralWhitening`.
+    with fewer, training images become unlike all others and leave-one-out is too optimistic; see `SpectralWhitening`.
 
     >>> import numpy as np
     >>> X = Normalised().fit_transform(np.random.default_rng(0).random((100, 1, 2, 2)))
@@ -228,11 +228,11 @@ class Zca(Preparation):
         self.regularisation = regularisation
 
     def _row_shape(self, input_shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of what is whitened: an image."""
+        """Shape of the vectors that are whitened: an image."""
         return tuple(input_shape)
 
     def _rows(self, images: Array) -> Array:
-        """What is whitened, as rows (…, numbers)."""
+        """Return the vectors to whiten as rows (…, numbers)."""
         return images.reshape(len(images), -1)
 
     def _learned_shape(self, input_shape: Sequence[int]) -> tuple[int, ...]:
@@ -246,14 +246,14 @@ class Zca(Preparation):
         if len(images) * max(1, len(maps)) >= math.prod(images.shape[1:]):
             return _inverse_root(*np.linalg.eigh(self._moments(images, maps)), self.regularisation)
         rows = self._rows(np.concatenate([g(images) for g in maps]) if maps else images).astype(np.float64)
-        values, U = np.linalg.eigh(rows @ rows.T / len(rows))  # the smaller side has the same eigenvalues
+        values, U = np.linalg.eigh(rows @ rows.T / len(rows))  # the smaller Gram matrix has the same eigenvalues
         seen = values > _ROUNDING**2 * values[-1]
         return _inverse_root(
             values[seen], rows.T @ (U[:, seen] / np.sqrt(values[seen] * len(rows))), self.regularisation
         )
 
     def _moments(self, images: Array, maps: Sequence[Map]) -> Array:
-        """Σ of all rows, as of the images and all their mirror images or turns."""
+        """Second moments Σ of all rows, averaged over the images under all `maps`."""
         total, count = np.zeros(self._learned_shape(images.shape[1:])), 0
         step = max(1, _ENTRIES // math.prod(self.output_shape(images.shape[1:])))
         for start in range(0, len(images), step):
@@ -270,9 +270,9 @@ class Zca(Preparation):
 
 
 class PatchWhitening(Zca):
-    """Every location's patch of `size` × `size` pixels and all channels, whitened, as size² times as many channels.
+    """Whitened patches of `size` × `size` pixels around each location, as size² times as many channels.
 
-    Patches are zero-padded, and multiplied by (Σ + ε)^(−½) with Σ the second moments of training patches and
+    Patches, with zero padding, are multiplied by (Σ + ε)^(−½) with Σ the second moments of training patches and
     ε = `regularisation` times the mean of Σ's diagonal. For networks that begin with `Conv(1)`.
 
     >>> import numpy as np
@@ -292,7 +292,7 @@ class PatchWhitening(Zca):
         return input_shape[0], *[self.size] * (len(input_shape) - 1)
 
     def _rows(self, images: Array) -> Array:
-        """(N, …, channels · size²), zeros beyond the edge."""
+        """Return the patches as rows (N, …, channels · size²), with zeros beyond the edge."""
         axes = tuple(range(2, images.ndim))
         around = [(0, 0), (0, 0)] + [(self.size // 2, self.size // 2)] * len(axes)
         windows = np.lib.stride_tricks.sliding_window_view(np.pad(images, around), [self.size] * len(axes), axis=axes)
@@ -311,11 +311,11 @@ class PatchWhitening(Zca):
 
 
 class SpectralWhitening(Preparation):
-    """Every frequency of the cosine transform with the same variance, and its channels without correlation.
+    """Whitening of the cosine transform: equal variance at every frequency, without correlation between channels.
 
-    What is learned is one matrix of channels by channels for each frequency, (S + ε)^(−½) with S the second moments
-    there, and ε = `regularisation` times the variance of a frequency on average: rare frequencies stay small. That is
-    little enough to be learned from few images, unlike `Zca`, and as a stationary filter it keeps an image in place.
+    For each frequency a matrix (channels, channels) is learned, (S + ε)^(−½) with S the second moments there and
+    ε = `regularisation` times the mean variance of the frequencies: weak frequencies stay small. These are few enough
+    numbers to be learned from few images, unlike `Zca`, and a stationary filter does not move the image's content.
 
     >>> import numpy as np
     >>> X = np.random.default_rng(0).random((50, 3, 8, 8))
@@ -353,7 +353,7 @@ class SpectralWhitening(Preparation):
 
 
 def _waves(images: Array, back: bool = False) -> Array:
-    """Amplitudes of the cosine transform over all places, or the images that have them."""
+    """Cosine transform over all locations, or with `back` its inverse."""
     from scipy import fft
 
     axes = tuple(range(2, images.ndim))
@@ -367,7 +367,7 @@ def _check_regularisation(whitening: Any) -> None:
 
 
 def _inverse_root(values: Array, V: Array, added: float) -> Array:
-    """(Σ + added·I)^(−½) from the eigenvalues of Σ and their vectors, zero where both are; others are 0 in Σ."""
+    """Return (Σ + added·I)^(−½), or zeros if `added` is 0, from Σ's eigenvectors; other eigenvalues of Σ are 0."""
     if added == 0.0:
         return np.zeros((len(V), len(V)))
     gains = 1.0 / np.sqrt(np.maximum(values, 0.0) + added) - 1.0 / math.sqrt(added)

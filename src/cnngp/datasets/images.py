@@ -1,4 +1,4 @@
-"""Image files to arrays with Pillow, the one place that knows it; of many, an account of what is left out and why."""
+"""Reading image files into arrays with Pillow, one or many, with an account of the files that are left out."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ from .dataset import Dataset, Part, Pixels, assembled, mixed
 Size = int | tuple[int, int]
 """Height and width, or one number for both."""
 Aspect = Literal["squash", "pad"]
-"""What becomes of an image of another shape than the one wanted: it is squashed, or padded with black at two sides."""
+"""Treatment of an image of other proportions: squash it, or pad it with black on two sides."""
 
-# Pillow goes by the content of a file and not by its name, and may try these formats alone: of the others, EPS starts
-# another program (Ghostscript), and some are films, pages or several images of different sizes.
+# Formats that Pillow may try; it identifies a file by its content. Of the others, EPS starts another program
+# (Ghostscript), and some hold films, pages or several images of different sizes.
 _FORMATS = (
     *("AVIF", "BMP", "DIB", "GIF", "JPEG", "JPEG2000", "MPO"),
     *("PCX", "PNG", "PPM", "SGI", "TGA", "TIFF", "WEBP"),
 )
 MAX_PIXELS = 40_000_000
-"""Limit of one image file, checked before decoding: a few bytes may claim any size and take the memory for it."""
-_TURNED = (5, 6, 7, 8)  # by a quarter, so that height and width change places
+"""Limit of one image file, checked before decoding: a small file may claim any size and use the memory for it."""
+_TURNED = (5, 6, 7, 8)  # orientations rotated by 90°, in which height and width are exchanged
 _GREY = ("1", "L", "LA", "I", "I;16", "I;16B", "F")
 _PILLOWS_LIMIT = threading.Lock()
 _LARGEST = 64
-_STEP, _FROM = 4, 16  # sides are multiples of this, from this side on
-# Of 16: with this many bits or fewer, the brightest pixel of all is at most a sixteenth of white.
+_STEP, _FROM = 4, 16  # computed sides are multiples of the first if the longer one is at least the second
+# If 16-bit files use this many bits or fewer, the brightest pixel of all is at most a sixteenth of white.
 _DARK_BITS = 12
-# Names of files, and labels, that one message lists.
+# Number of file names, and of labels, that one message lists.
 _LISTED, _LABELS_LISTED = 50, 5
-# In float32: an image in the order of its file and again in a mixed order.
+# Two float32 copies: one in the order of the files and one in a mixed order.
 _BYTES_PER_PIXEL = 8
 
 
 class Head(NamedTuple):
-    """Size and kind of an image file by its header, in the orientation in which a viewer shows it."""
+    """Size and kind of an image file by its header, in the orientation that a viewer shows."""
 
     height: int
     width: int
@@ -58,13 +58,13 @@ class Head(NamedTuple):
 
 @functools.cache
 def _formats() -> tuple[str, ...]:
-    """Those that this Pillow was built with."""
+    """Formats that this build of Pillow supports."""
     Image.init()
     return tuple(kind for kind in _FORMATS if kind in Image.OPEN)
 
 
 def is_image(path: Path) -> bool:
-    """Whether a file is one that is read as a picture, by its name."""
+    """True if the suffix of a file is that of a supported image format."""
     return Image.registered_extensions().get(path.suffix.lower()) in _formats()
 
 
@@ -79,14 +79,14 @@ def read_head(path: Path, max_pixels: int = MAX_PIXELS) -> Head:
 def read_image(
     source: str | Path | bytes, shape: Sequence[int], aspect: Aspect = "squash", max_pixels: int = MAX_PIXELS
 ) -> NDArray[np.uint8]:
-    """One image file, or its content, as (C, H, W) bytes of the given shape; C is 1 (grey) or 3 (colour)."""
+    """Read one image file, or its content, as (C, H, W) bytes of the given shape; C is 1 (grey) or 3 (colour)."""
     return read_deep_image(source, shape, aspect, max_pixels)[0]
 
 
 def read_deep_image(
     source: str | Path | bytes, shape: Sequence[int], aspect: Aspect = "squash", max_pixels: int = MAX_PIXELS
 ) -> tuple[NDArray[np.uint8], int | None]:
-    """`read_image`, and the largest value of a file that has 16 bits for one; None for other files."""
+    """Read like `read_image`, and also return the largest value of a 16-bit file; None for other files."""
     channels, height, width = shape
     if channels not in (1, 3):
         raise DatasetError(f"{_name(source)}: image files have 1 or 3 channels, but the model takes {channels}")
@@ -103,13 +103,13 @@ def read_deep_image(
 
 
 def as_shown(image: Image.Image) -> NDArray[np.uint8]:
-    """An image that Pillow has opened as (C, H, W) bytes; C is 1 (grey) or 3 (colour)."""
+    """Convert an opened Pillow image to (C, H, W) bytes; C is 1 (grey) or 3 (colour)."""
     pixels = np.asarray(_eight_bits(image).convert("L" if image.mode in _GREY else "RGB"), dtype=np.uint8)
     return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, 2, 0)
 
 
 def check_size(size: Any) -> tuple[int, int]:
-    """`size=` of a user as (height, width).
+    """Check the `size=` of a user and return (height, width).
 
     >>> check_size(32), check_size((48, 64))
     ((32, 32), (48, 64))
@@ -128,9 +128,9 @@ def check_aspect(aspect: object) -> None:
 
 @contextmanager
 def _opened(source: str | Path | bytes, max_pixels: int) -> Iterator[Image.Image]:
-    """An image before its pixels are decoded: of a regular file, in a known format, with no more pixels than allowed.
+    """Open an image without decoding its pixels: a regular file in a known format, with at most `max_pixels` pixels.
 
-    What goes wrong then or later, for which Pillow's decoders have many types of errors, is one line.
+    Errors here or in the body, of which Pillow's decoders have many types, become one `DatasetError`.
     """
     if not isinstance(source, bytes):
         check_regular(Path(source))
@@ -156,7 +156,7 @@ def _name(source: str | Path | bytes) -> str:
 
 
 def _open(source: str | Path | bytes) -> Image.Image:
-    """Opened without Pillow's own limit, which warns first and cannot be set for one file."""
+    """Open an image without Pillow's own limit, which only warns at first and cannot be set for one file."""
     file: Any = io.BytesIO(source) if isinstance(source, bytes) else source
     with _PILLOWS_LIMIT:
         limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
@@ -167,21 +167,21 @@ def _open(source: str | Path | bytes) -> Image.Image:
 
 
 def _check_whole(image: Image.Image, source: str | Path | bytes) -> None:
-    """Refuse a JPEG that ends before its last row and has the mark of its end all the same, which Pillow fills with
-    grey. Bytes before the mark change nothing behind the last row, and are read before it; few are read twice."""
+    """Raise for a truncated JPEG that still has an end marker, which Pillow fills with grey: bytes inserted before the
+    marker then change the pixels. Few files are decoded twice: only those whose last pixels are constant."""
     width, height = image.size
     last = image.crop((max(width - 4, 0), height - 1, width, height))
     if image.format != "JPEG" or any(low != high for low, high in np.reshape(last.getextrema(), (-1, 2))):
         return
     jpeg = source if isinstance(source, bytes) else Path(source).read_bytes()
-    end = jpeg.rfind(b"\xff\xd9")  # the mark
+    end = jpeg.rfind(b"\xff\xd9")  # the end marker
     with _open(jpeg[:end] + 64 * b"\x5a\xa5\x33\xcc" + jpeg[end:]) as longer:
         if longer.tobytes() != image.tobytes():
             raise ValueError("it is cut short: its last rows are missing")
 
 
 def _eight_bits(image: Any) -> Any:
-    """What a viewer shows: transparency over white; 16 bits and fractions scaled to 8, where Pillow would cut."""
+    """Convert to what a viewer shows: transparency over white; 16 bits and fractions scaled to 8, not clipped."""
     if image.mode.startswith("I"):
         deep = np.asarray(image).clip(0, 65_535).astype(np.uint32)
         return Image.fromarray(((deep + 128) // 257).astype(np.uint8))
@@ -201,9 +201,9 @@ def _eight_bits(image: Any) -> Any:
 
 
 class Reader:
-    """Reads the image files of one set, and keeps account of what it leaves out.
+    """Reader of the image files of one data set, with an account of what it leaves out.
 
-    `root` is the folder to which the names of the images are relative.
+    Names of images are relative to the folder `root`.
     """
 
     def __init__(self, root: Path, size: Size | None, aspect: Aspect, skip_bad: bool, max_pixels: int) -> None:
@@ -211,36 +211,36 @@ class Reader:
         if not is_whole(max_pixels, least=1):
             raise DatasetError(f"max_pixels={max_pixels!r}: expected the most pixels that an image file may have")
         self.unused: list[str] = []
-        """Folders that no image came from."""
+        """Folders from which no image was read."""
         self.root, self._aspect, self._skip_bad, self._max_pixels = root, aspect, skip_bad, max_pixels
-        self._shape = None if size is None else (0, *check_size(size))  # channels as the files have them
+        self._shape = None if size is None else (0, *check_size(size))  # 0: the files decide the channels
         self._said: list[str] = []
         self._left: Counter[str] = Counter()
 
     def dataset(self, name: str, parts: dict[str, Part], where: Path, whole: bool) -> Dataset:
-        """The set of parts whose images, or pictures of features, are files, in a mixed order."""
+        """Read the files of all parts, images or pictures of features, and build the data set in a mixed order."""
         read: dict[str, Part] = {}
         for part, listed in parts.items():
             files = listed.X if listed.pictures is None else listed.pictures
             pixels, kept = self._read(files, where)
-            # Relative to the root, and as they are where they lie elsewhere.
+            # Relative to the root if inside it, else unchanged.
             names = [str(f.relative_to(self.root) if f.is_relative_to(self.root) else f) for f in files[kept]]
             found = listed.at(kept)._replace(names=np.array(names, dtype=str))
             if found.in_classes and len(gone := np.setdiff1d(listed.y, found.y)):
                 raise DatasetError(f"{where}: no image of these classes can be read: {', '.join(map(str, gone))}")
             found = found._replace(X=pixels) if listed.pictures is None else found._replace(pictures=pixels)
             read[part] = found
-            # Whole numbers may be classes, or measured.
+            # Only text labels are checked: integers may be classes or measured.
             if found.y.dtype.kind == "U" and len(unknown := np.setdiff1d(found.y, parts["train"].y)):
                 listing = ", ".join(map(str, unknown[:_LABELS_LISTED]))
                 raise DatasetError(f"{name}: {part} images have labels that no training image has: {listing}")
-        stays = {"train"} if not whole and "test" not in read else set()  # what is kept for testing mixes it too
+        stays = {"train"} if not whole and "test" not in read else set()  # splitting off a test set mixes it too
         read = {part: found if part in stays else mixed(found) for part, found in read.items()}
         notes = (*self._said, *filter(None, [self.account()]))
         return assembled(name, read, whole, notes, aspect=self._aspect)
 
     def skip(self, file: Path, outside: bool = False) -> None:
-        """Count a file that is not read, by its kind; `outside` of the folders of classes an image is one too."""
+        """Count a skipped file by its kind; `outside` the class folders, images are skipped too."""
         kind = file.suffix.lower() or "without a suffix"
         if file.name.startswith("."):
             kind = "hidden"
@@ -251,7 +251,7 @@ class Reader:
         self._left[kind] += 1
 
     def account(self) -> str:
-        """What was left out; empty where nothing was."""
+        """Describe what was left out; empty if nothing was."""
         told, total = [], self._left.total()
         if total:
             kinds = ", ".join(f"{n:,} {kind}" for kind, n in sorted(self._left.items()))
@@ -261,12 +261,12 @@ class Reader:
         return "; ".join(told)
 
     def _read(self, files: Sequence[Path], where: Path) -> tuple[Pixels, NDArray[np.intp]]:
-        """The pixels of the files that can be read, (N, C, H, W) in [0, 1], and which files these are.
+        """Return the pixels of the readable files, (N, C, H, W) in [0, 1], and the positions of these files.
 
-        The first files choose the number of channels, and a size where none was asked for.
+        The first part that is read decides the number of channels, and the size if none was given.
         """
         first, why, count = self._shape is None or not self._shape[0], "", len(files)
-        if self._shape is not None:  # before the first of them is opened
+        if self._shape is not None:  # before any file is opened
             _check_memory(count, self._shape)
         bad: list[DatasetError] = []
         heads: dict[int, Head] = {}
@@ -293,7 +293,7 @@ class Reader:
                 except DatasetError as error:
                     bad.append(error)
                 bar.update()
-        X = X[: len(kept)]  # the rest, of files that cannot be read, was never written
+        X = X[: len(kept)]  # unreadable files left the rest unwritten
         X /= np.float32(255.0)
         if bad:
             self._left["not readable"] += len(bad)
@@ -304,14 +304,14 @@ class Reader:
         return X, np.array(kept, dtype=np.intp)
 
     def _say_how(self, heads: list[Head], why: str, deepest: list[int]) -> None:
-        """How images of other sizes were brought to this one; and that 12 bits in files of 16, as cameras write them,
-        come out nearly black, here as in viewers."""
+        """Note how images of other sizes were resized, and that 12-bit data in 16-bit files, as from cameras, come out
+        nearly black, here as in viewers."""
         assert self._shape is not None
         _, height, width = self._shape
         others = [h for h in heads if (h.height, h.width) != (height, width)]
         if others:
             told = f"{_images(len(others))} of {len(heads):,} brought to {height} × {width}{why}"
-            # A rounding of one pixel is no other shape.
+            # A difference by rounding of one pixel does not count.
             bent = sum(abs(h.height * width - h.width * height) > max(h.height, h.width) for h in others)
             pad = self._aspect == "pad"
             how = "padded with black" if pad else "squashed; aspect='pad' (--aspect pad) keeps theirs"
@@ -326,14 +326,14 @@ class Reader:
 
 
 def _check_memory(count: int, shape: tuple[int, ...]) -> None:
-    """Refuse more pixels than fit into memory, before the first of them is read."""
+    """Raise for more pixels than fit into memory, before any is read."""
     channels, height, width = shape
     what = f"a set of {count:,} images of {height:,} × {width:,} pixels (size=, --size)"
     memory.require(count * max(channels, 1) * height * width * _BYTES_PER_PIXEL, what)
 
 
 def _told_at_once(bad: list[DatasetError], count: int, where: Path) -> str:
-    """All files that cannot be read."""
+    """Message that lists the files that cannot be read."""
     if len(bad) == 1:
         joined = ", or" if str(bad[0]).endswith("replace or remove it") else ";"
         return f"{bad[0]}{joined} leave it out with skip_bad=True (--skip-bad)"
@@ -346,7 +346,7 @@ def _told_at_once(bad: list[DatasetError], count: int, where: Path) -> str:
 
 
 def is_regular(file: Path) -> bool:
-    """Whether it is a file, or a link to one, and no pipe or device; one that may not be looked at is not."""
+    """True for a file or a link to one, not a pipe or device; False also if access is denied."""
     try:
         return file.is_file()
     except OSError:
@@ -358,11 +358,10 @@ def _images(n: int) -> str:
 
 
 def _usual_size(sizes: list[tuple[int, int]]) -> tuple[tuple[int, int], str]:
-    """A size for all, and why: the one that half of them have, else one of their median proportions and longer side.
+    """Choose one size, with the reason: the one that half of them have, else their median proportions and longer side.
 
-    Cost grows with the number of pixels, so photographs are brought down to at most 64 on their longer side. Sides that
-    are computed are multiples of four where that is close enough: networks that halve them treat mirror images alike
-    then, which halves the cost.
+    Cost grows with the number of pixels, so photographs are reduced to at most 64 on their longer side. From 16 on,
+    computed sides are multiples of four: networks that halve them treat mirror images alike then, at half the cost.
     """
     if not sizes:
         return (1, 1), ""

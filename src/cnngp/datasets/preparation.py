@@ -1,9 +1,9 @@
-"""Preparations of images: scikit-learn transformers, fitted without a look at a label, that run before a kernel.
+"""Image preprocessing before the kernel: scikit-learn transformers, fitted without labels.
 
-`Contrast`, `Detail` and `Edges` change each image by itself; `Normalised` followed by `Zca` is what published kernels
-on CIFAR-10 do first; `Standardised` is for features in units of their own; `PatchWhitening` takes away what
-neighbouring pixels usually have in common, `SpectralWhitening` what makes some frequencies and colours stronger than
-others. All have a name that stands for them in a `Term`, a command and a file.
+`Contrast`, `Detail` and `Edges` change each image by itself; `Normalised` followed by `Zca` is the usual preprocessing
+of published kernels on CIFAR-10; `Standardised` is for features in different units; `PatchWhitening` removes the
+correlation of neighbouring pixels, `SpectralWhitening` the different strength of frequencies and colours. `NAMED` lists
+the names that stand for them in a `Term`, a command and a file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 
 
 class Chain(Preparation):
-    """One preparation after the other; in a `Term`, a tuple of them.
+    """Several preparations in sequence; in a `Term`, a tuple of them.
 
     >>> Chain(("normalised", Zca(1e-3)))
     Chain(steps=('normalised', Zca(regularisation=0.001)))
@@ -68,7 +68,7 @@ class Chain(Preparation):
         return np.asarray(X)
 
     def _shapes(self, input_shape: Sequence[int]) -> list[tuple[int, ...]]:
-        """What goes into each step, and what comes out of the last."""
+        """Input shape of each step, and output shape of the last."""
         shapes = [tuple(input_shape)]
         for step in self._unfitted_steps:
             shapes.append(step.output_shape(shapes[-1]))
@@ -102,11 +102,11 @@ NAMED: dict[str, Callable[[], Preparation]] = {
     "patches": lambda: Chain(("normalised", PatchWhitening())),
     "spectral": lambda: Chain(("normalised", SpectralWhitening())),
 }
-"""Preparations by the names that stand for them."""
+"""Preparations by name."""
 
 
 def as_preparation(given: Any) -> Preparation:
-    """A preparation that has learned nothing, from its name, an object, or a tuple of several.
+    """Return an unfitted preparation, from its name, an object, or a tuple of several.
 
     >>> as_preparation("contrast"), as_preparation(("normalised", Zca()))
     (Contrast(), Chain(steps=('normalised', Zca())))
@@ -123,7 +123,7 @@ def as_preparation(given: Any) -> Preparation:
 
 
 def preparation_to_json(given: Any) -> Any:
-    """A name, a list of several, or the arguments of one; `DataError` for a class from elsewhere."""
+    """Return the JSON form: a name, a list of several, or arguments; raise `DataError` for any other class."""
     if isinstance(given, str):
         return given
     if isinstance(given, Chain | tuple | list):
@@ -137,7 +137,7 @@ def preparation_to_json(given: Any) -> Any:
 
 
 def preparation_from_json(data: Any) -> Any:
-    """What `preparation_to_json` made; `ValueError` for anything else."""
+    """Read the result of `preparation_to_json`; raise `ValueError` for anything else."""
     if isinstance(data, list):
         return tuple(preparation_from_json(step) for step in data)
     if isinstance(data, dict):

@@ -1,9 +1,9 @@
-"""`load`: labelled images by name, path or object, (N, channels, height, width) in [0, 1] as float32; the classic sets.
+"""`load`: labelled images by name, path or object, as float32 (N, channels, height, width) in [0, 1]; classic sets.
 
-MNIST, Fashion-MNIST and CIFAR-10 are read from their original files, which are looked for in `<folder>/<name>/`, where
-the folder is the given one or `$CNNGP_DATA`, then in the cache, and are downloaded otherwise. Files may be gzipped or
-not, so what is checked is the content: its SHA-256 where it is on record, and in any case its header, its size and the
-range of its labels. Downloads of Fashion-MNIST and CIFAR-10 are checked against their publishers' MD5 as well.
+MNIST, Fashion-MNIST and CIFAR-10 are read from their original files, in `<folder>/<name>/` with the given folder or
+`$CNNGP_DATA`, then in the cache, and are downloaded otherwise. Files may be gzipped or not, so the content is checked:
+the SHA-256 of MNIST, the header of IDX files, and for all sets the size and the range of the labels. Downloads of
+Fashion-MNIST and CIFAR-10 are also checked against their publishers' MD5.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ _MNIST_SHA256 = {
 }
 CIFAR_FILES = (*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin")
 CIFAR_IMAGES = 10_000
-"""In a batch."""
+"""Number of images in a batch."""
 _CIFAR_ARCHIVE, _CIFAR_FOLDER = "cifar-10-binary.tar.gz", "cifar-10-batches-bin"
-# The publishers' hashes of archives.
+# The publishers' hashes of their archives.
 _MD5 = {
     ("fashion_mnist", "train-images-idx3-ubyte.gz"): "md5:8d4fb7e6c68d591d4c3dfef9ec88bf0d",
     ("fashion_mnist", "train-labels-idx1-ubyte.gz"): "md5:25c81989df183df01b3e8a0aad5dffbe",
@@ -83,13 +83,12 @@ def load(
     whole: bool = False,
     data: Path | None = None,
 ) -> Dataset:
-    """A set by name ("digits", "mnist", "fashion_mnist", "cifar10"), an .npz file, a folder or a table of images.
+    """Load a data set: "digits", "mnist", "fashion_mnist", "cifar10", an .npz file, or a folder or table of images.
 
     `size`, `aspect`, `skip_bad` and `max_pixels` are for image files, see `folder`; `columns` and `features` for
-    tables, see `table`; `input_shape` for .npz files, see `npz`. What has no test set keeps a fifth of each class for
-    one, unless the
-    `whole` is wanted for training. `data` is the folder that holds the files of the named sets, instead of
-    `$CNNGP_DATA`. An iterable of (image, label) or a PyTorch dataset is read by `from_pairs`.
+    tables, see `table`; `input_shape` for .npz files, see `npz`. Without a test set, a fifth of each class is kept for
+    testing, unless `whole=True` uses all images for training. `data` is the folder of the files of named sets, instead
+    of `$CNNGP_DATA`. An iterable of (image, label) pairs or a PyTorch dataset is read by `from_pairs`.
 
     >>> load("digits")
     <digits: 1,297 training, 500 test images of 1 × 8 × 8>
@@ -103,7 +102,7 @@ def load(
         raise DatasetError(
             f"the paper's split needs 60,000 training images (mnist, fashion_mnist), which {source} does not have"
         )
-    read: Any  # a function that makes a data set
+    read: Any  # a function that returns a data set
     if path is None:
         read = from_pairs
     elif str(source) in NAMES:
@@ -133,7 +132,7 @@ def _takes(read: Callable[..., Dataset], option: str) -> bool:
 
 
 def digits() -> Dataset:
-    """1,797 handwritten digits of 8 × 8 that come with scikit-learn, in a fixed random order; 500 are for tests.
+    """Load 1,797 handwritten digits of 8 × 8 pixels from scikit-learn, in a fixed random order; 500 are for testing.
 
     >>> digits().image_shape
     (1, 8, 8)
@@ -148,7 +147,7 @@ def digits() -> Dataset:
 
 
 def mnist(split: Split = "standard") -> Dataset:
-    """70,000 handwritten digits of 28 × 28.
+    """Load MNIST: 70,000 handwritten digits of 28 × 28 pixels.
 
     `split="paper"`: training rows 5,000 to 54,999 of the 60,000, validation 55,000 to 59,999 then 0 to 4,999.
     """
@@ -156,17 +155,17 @@ def mnist(split: Split = "standard") -> Dataset:
 
 
 def fashion_mnist(split: Split = "standard") -> Dataset:
-    """70,000 pictures of clothing, 28 × 28, with the splits of `mnist`."""
+    """Load Fashion-MNIST: 70,000 pictures of clothing of 28 × 28 pixels, with the splits of `mnist`."""
     return _classic("fashion_mnist", split)
 
 
 def cifar10() -> Dataset:
-    """60,000 colour pictures of 32 × 32 in ten classes."""
+    """Load CIFAR-10: 60,000 colour pictures of 32 × 32 pixels in ten classes."""
     return _classic("cifar10")
 
 
 def _classic(name: str, split: Split = "standard", data: Path | None = None, whole: bool = False) -> Dataset:
-    """A set of a name, with its own test images even where the `whole` is wanted."""
+    """Load a named set, which keeps its own test images whatever `whole` is."""
     if name == "digits":
         return digits()
     X, y, X_test, y_test = original(name, data)
@@ -181,9 +180,9 @@ def _classic(name: str, split: Split = "standard", data: Path | None = None, who
 
 
 def original(name: str, folder: Path | None = None) -> Arrays:
-    """Training images (N, C, H, W), labels, test images, labels, as bytes and integers.
+    """Read training images (N, C, H, W), labels, test images and labels, as bytes and integers.
 
-    `folder` is the one that holds the folder of the set; without it, `$CNNGP_DATA` is.
+    `folder` contains the folder of the set; its default is `$CNNGP_DATA`.
     """
     looked = folders(name, folder)
     if name == "cifar10":
@@ -201,13 +200,13 @@ def original(name: str, folder: Path | None = None) -> Arrays:
 
 
 def folders(name: str, folder: Path | None = None) -> list[Path]:
-    """Where a set is looked for, in this order."""
+    """Folders to search for a set, in this order."""
     given = folder or os.environ.get("CNNGP_DATA")
     return ([Path(given) / name] if given else []) + [user_cache() / name]
 
 
 def _idx(data: bytes, where: Path) -> NDArray[np.uint8]:
-    """An IDX file: two zero bytes, the type (8: bytes), the number of axes, the sizes, the data."""
+    """Decode an IDX file: two zero bytes, the type (8: bytes), the number of axes, the sizes, the data."""
     axes = data[3] if len(data) > 4 else 0
     if data[:3] != b"\x00\x00\x08" or not 1 <= axes <= 3 or len(data) < 4 + 4 * axes:
         raise DatasetError(f"{where} is not an IDX file of bytes")
@@ -218,7 +217,7 @@ def _idx(data: bytes, where: Path) -> NDArray[np.uint8]:
 
 
 def _cifar_batch(data: bytes, where: Path) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-    """Images (N, 3, 32, 32) and labels from records of a label byte and 3 × 32 × 32 pixel bytes."""
+    """Decode images (N, 3, 32, 32) and labels from records of a label byte and 3 × 32 × 32 pixel bytes."""
     length = 1 + 3 * 32 * 32
     if len(data) != CIFAR_IMAGES * length:
         raise DatasetError(
@@ -231,7 +230,7 @@ def _cifar_batch(data: bytes, where: Path) -> tuple[NDArray[np.uint8], NDArray[A
 
 
 def _content(name: str, file: str, looked: list[Path]) -> tuple[bytes, Path]:
-    """The unpacked and checked bytes of a file, and where they came from."""
+    """Return the unpacked and checked bytes of a file, and the path that they were read from."""
     archive = _CIFAR_ARCHIVE if name == "cifar10" else f"{file}.gz"
     places = (folder / place for folder in looked for place in (file, f"{_CIFAR_FOLDER}/{file}", archive))
     path = next((place for place in places if place.is_file()), None) or _download(name, archive, looked)
@@ -250,7 +249,7 @@ def _content(name: str, file: str, looked: list[Path]) -> tuple[bytes, Path]:
 
 
 def _download(name: str, archive: str, looked: list[Path]) -> Path:
-    """Fetch a file (of CIFAR-10 the one archive) into the cache."""
+    """Download a file (for CIFAR-10, the archive) into the cache."""
     url, known = _URLS[name], _MD5.get((name, archive))
     advice = (
         f"{name}: no {archive} in {' or '.join(map(str, looked))}; put the original files of {url} there (CNNGP_DATA "
@@ -264,7 +263,7 @@ def _download(name: str, archive: str, looked: list[Path]) -> Path:
     pooch.get_logger().setLevel("ERROR")
     try:
         return Path(pooch.retrieve(url + archive, known_hash=known, path=user_cache() / name, fname=archive))
-    except Exception as error:  # requests, urllib3 and OS errors; all mean that it is not to be had from here
+    except Exception as error:  # requests, urllib3 and OS errors: the download is not possible from here
         reason = one_line(error)
         if isinstance(error, (requests.exceptions.ConnectionError, requests.exceptions.Timeout, ConnectionError)):
             reason = f"no connection to {urlsplit(url).hostname}"  # instead of a message that names objects

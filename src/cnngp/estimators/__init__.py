@@ -1,4 +1,4 @@
-"""Models in scikit-learn's form: images and labels in, predictions out. Names load when first used."""
+"""Scikit-learn estimators for classification and regression of images. Names load on first use."""
 
 from cnngp.common.optional import lazy_names
 

@@ -1,4 +1,4 @@
-"""What `GPClassifier` and `GPRegressor` share: their parameters, and a `Fit` that they answer questions by."""
+"""Base class of `GPClassifier` and `GPRegressor`: fitting, novelty, choosing images to label, and model files."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ Floats = NDArray[np.float64]
 Numbers = NDArray[np.intp]
 
 
-# Parameters that belong to a machine, a place or a data set and not to the model, and those that the recipe replaces.
+# Parameters that belong to a machine, a place or a data set instead of the model, or are replaced by the recipe.
 _NOT_SAVED = ("network", "device", "store", "inducing", "learn", "effort", "preparation", "noise")
-_LONGEST = 300  # letters of a message about a file's content
+_LONGEST = 300  # characters of a message about a file's content
 
 
 class OtherEstimatorError(ModelFileError):
-    """A model of another kind than was asked for; `held` is its class's name."""
+    """Error for a file with a model of another class; `held` is the name of that class."""
 
     def __init__(self, message: str, held: str) -> None:
         super().__init__(message)
@@ -59,24 +59,24 @@ class OtherEstimatorError(ModelFileError):
 
 
 def _part(path: str, says: str | None = None) -> Any:
-    """A part of the fit as an attribute of the estimator."""
+    """Property that returns a part of the fit."""
     return property(operator.attrgetter(f"fit_.{path}"), doc=says)
 
 
 class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
-    """The base of `GPClassifier` and `GPRegressor`."""
+    """Base class of `GPClassifier` and `GPRegressor`."""
 
     fit_: Fit
-    """All that a fit leaves; the attributes below are parts of it, None (and so Any) of a fit to a matrix alone."""
+    """Result of the fit; the attributes below are parts of it, None if they need images and there was only a matrix."""
     gp_: Posterior = _part("posterior")
     fit_report_: FitReport = _part("report", "What was measured about the fit, and what can be trusted.")
     recipe_: Any = _part("recipe", "What the fit was made by: `GPClassifier(clf.recipe_)` makes it again.")
     choice_: Choice | None = _part("choice", "Why this recipe, where none was given.")
     learned_: Learned | None = _part("learned", "What was learned and how, None without `learn`.")
     kernel_: Any = property(lambda self: self.fit_.kernel and self.fit_.kernel.main)
-    """Of the recipe's term of the largest weight."""
+    """Kernel of the recipe's term with the largest weight."""
     network_: Any = property(lambda self: self.recipe_ and self.recipe_.main.network)
-    """Of that term: given, chosen or learned."""
+    """Network of that term: given, chosen or learned."""
     X_: Any = _part("X", "The images that the model answers by, training or inducing ones, as given.")
     input_shape_: Any = property(lambda self: None if self.X_ is None else self.X_.shape[1:])
     y_: Any = _part("y")
@@ -85,15 +85,15 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
     loo_rows_: Numbers = _part("posterior.loo_rows", "Training images with leave-one-out predictions.")
     log_marginal_likelihood_: float | None = _part("posterior.log_marginal_likelihood")
     image_aspect_: Aspect | None = None
-    """How image files were brought to one size, for those to come; set by whoever read them."""
+    """How image files were brought to one size, which files to predict must repeat; set by the code that read them."""
     pictures_: Array | None = None
-    """Pictures (N, C, H, W) of what the training rows are features of, for reports and the viewer."""
+    """Pictures (N, C, H, W) of the training rows if these are features, for reports and the viewer."""
     loo_error_: float
 
     # ---- fitting -------------------------------------------------------------------------------------------------
 
     def _read(self, X: Any, y: Any, K: Any, read: Callable[[Any], Array], **more: Any) -> tuple[Request, Training]:
-        # A fit that fails must not leave an earlier one's results to another kernel.
+        # A fit that fails must not leave the results of an earlier one.
         for derived in ("fit_", "loo_novelty_", "image_aspect_", "pictures_"):
             self.__dict__.pop(derived, None)
         request = self._request()
@@ -107,7 +107,7 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
         self._after_fit()
 
     def _added(self, X: Any, y: Any, read: Callable[[Any], Array], **said: Any) -> Training:
-        """More images with labels or targets, checked, without those of weight 0."""
+        """Check additional images with labels or targets, and drop those of weight 0."""
         check_is_fitted(self, "fit_")
         if self.X_ is None:
             raise DataError("the model was fitted on a kernel matrix alone; fit again with images X to add to it")
@@ -121,26 +121,26 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
         grown.__dict__.pop("loo_novelty_", None)
         grown.__dict__.update(attributes, fit_=self.fit_.grown(added, Y, new))
         grown._after_fit()
-        self.__dict__ = grown.__dict__  # stopped before this, the model is the old one as a whole
+        self.__dict__ = grown.__dict__  # until here, an interrupt leaves the old model unchanged
 
     def _after_fit(self) -> None:
-        """What the estimator derives from `gp_`."""
+        """Compute the attributes that the estimator derives from `gp_`."""
         raise NotImplementedError
 
     def _say(self, **measured: Any) -> None:
-        """Put what was `measured` into the report of the fit."""
+        """Add `measured` to the report of the fit."""
         self.fit_ = replace(self.fit_, report=replace(self.fit_.report, **measured))
 
-    # ---- what is asked -------------------------------------------------------------------------------------------
+    # ---- queries -------------------------------------------------------------------------------------------------
 
     def _check_test(self, X: Any) -> Array:
-        """Images to predict, checked."""
+        """Check images to predict."""
         check_is_fitted(self, "fit_")
         kernel = self.fit_.only_kernel
         return read_test(self, X, self.X_, np.dtype(kernel.dtype))
 
     def _asked(self, X: Any, K: Any, diagonal: Any = None) -> Asked:
-        """What is to be predicted: images, or a matrix K(test, training) in their place, with k(x, x) for variances."""
+        """Check the inputs of a prediction: images, or K(test, training) instead, with k(x, x) for variances."""
         check_is_fitted(self, "fit_")
         if K is not None:
             if X is not None:
@@ -155,36 +155,36 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"n={n!r}: expected how many images, 0 or more")
 
     def novelty(self, X: ImagesLike | None = None, *, K: Any = None, diagonal: Any = None) -> Floats:
-        """How unlike all training images each image is, (M,): from 0, as one of them, to 1, nothing in common.
+        """Novelty of each image relative to the training images, (M,): from 0, equal to one of them, to 1, unrelated.
 
         It is 1 − the largest correlation k(x, x_i)/√(k(x, x) k(x_i, x_i)) with a training image (or an inducing one),
-        whatever the scale of the kernel; 1 for an image whose k(x, x) is 0, as of a blank one without biases.
-        `loo_novelty_` has the training images' own, each against the others.
+        independent of the kernel's scale; 1 for an image with k(x, x) = 0, such as a blank one without biases.
+        `loo_novelty_` is the novelty of each training image relative to the others.
         """
         asked, variances = self._asked(X, K, diagonal), self.fit_.variances
         return self.fit_.over(asked, lambda block, own: novelty(to_numpy(block), own, variances))
 
     def score_samples(self, X: ImagesLike | None = None, *, K: Any = None, diagonal: Any = None) -> Floats:
-        """How usual each image is, (M,): −`novelty`, from −1, nothing in common with the training images, to 0.
+        """Outlier score of each image, (M,): −`novelty`, from −1, unrelated to the training images, to 0.
 
-        As in scikit-learn's models of densities and of outliers, the lower the stranger. Up to a factor and a constant
-        it is the log density of a narrow Gaussian around the nearest training image, where images are vectors of
-        length 1 whose products are the kernel's correlations. For a threshold compare it with −`loo_novelty_`.
+        As in scikit-learn's density and outlier models, lower is more unusual. Up to a factor and a constant it is the
+        log density of a narrow Gaussian around the nearest training image, if images are vectors of length 1 whose
+        products are the kernel's correlations. For a threshold, compare it with −`loo_novelty_`.
         """
         return -self.novelty(X, K=K, diagonal=diagonal)
 
     @functools.cached_property
     def loo_novelty_(self) -> Floats | None:
-        """`novelty` of every training image against all others; None where the model has no factor of all of them."""
+        """Novelty of each training image relative to all others; None if the model has no factor of all of them."""
         check_is_fitted(self, "fit_")
         exact = self.gp_.exact
         return None if exact is None else to_numpy(exact.novelty())
 
     def choose(self, n: int, X: ImagesLike) -> Numbers:
-        """Rows of the `n` images of the pool X that are worth a label next, several at a time, the first one first.
+        """Choose the `n` images of the pool X to label next (active learning); returns their rows, best first.
 
-        Together they leave the pool the least variance, as a share of each image's own; labels are not looked at, so
-        that of a given network the first ones are chosen before any fit.
+        They are chosen to leave the pool the least variance, relative to each image's own. Labels are not used, so with
+        a given network the first images can be chosen before any fit.
 
         >>> from cnngp import GPClassifier, datasets
         >>> pool = datasets.digits().take(100).X
@@ -194,7 +194,7 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
         from cnngp.gp.selection import chosen
 
         self._check_how_many(n, fitted=False)
-        if not hasattr(self, "fit_"):  # by K(X, X) of the network that was given
+        if not hasattr(self, "fit_"):  # use K(X, X) of the given network
             request = replace(self._request(), inducing=None)
             if (recipe := request.recipe) is None:
                 raise DataError(
@@ -213,12 +213,12 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
         return exact
 
     def _first(self, n: int, score: Floats, X: Any) -> Numbers:
-        """Rows of the `n` images with the highest score, of X or of the training images."""
+        """Return the rows of the `n` images with the highest score, of X or of the training images."""
         order = np.argsort(-score, kind="stable")[:n]
         return np.asarray(self.loo_rows_[order] if X is None else order)
 
     def _suspects(self, n: int, score: Floats, given: Array, proposed: Array) -> dict[str, Array]:
-        """The `n` training images with the highest score, as columns of a table."""
+        """Return the `n` training images with the highest score, as columns of a table."""
         order = np.argsort(-score, kind="stable")[:n]
         at = self.loo_rows_[order]
         name = np.array([f"image {i}" for i in at], dtype=str) if self.names_ is None else self.names_[at]
@@ -231,14 +231,14 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "fit_")
         header, arrays = self.fit_.state()
         own, more = self._state()
-        kernel = self.kernel_  # a Kernel that was given has settings of its own
+        kernel = self.kernel_  # a given Kernel has its own settings
         parameters = {k: v for k, v in self.get_params(deep=False).items() if k not in _NOT_SAVED}
         parameters |= {"dtype": kernel.dtype, "threads": kernel.threads, "kind": kernel.kind}
         if not isinstance(parameters["random_state"], int | np.integer | None):
-            del parameters["random_state"]  # a generator, of which the fitted model needs no more
-        if isinstance(weights := parameters.get("class_weight"), Mapping):  # keys of JSON are text
+            del parameters["random_state"]  # a generator, which the fitted model no longer needs
+        if isinstance(weights := parameters.get("class_weight"), Mapping):  # JSON keys are text
             parameters["class_weight"] = [[np.asarray(label).item(), float(w)] for label, w in weights.items()]
-        # The noise of a new fit by the same recipe: the word by which it was chosen, else its number.
+        # The noise for a new fit of the same recipe: the rule that chose it, else its number.
         noise = self.network.noise if isinstance(self.network, Recipe) and self.noise is None else self.noise
         if not isinstance(noise, str):
             noise = "loo" if self.fit_.choice is not None and noise is None else self.recipe_.noise
@@ -250,13 +250,13 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
 
     @classmethod
     def load(cls, path: str | Path, *, device: Device = "auto") -> Self:
-        """A model that `save` wrote. Runs no code from the file; damaged files are refused."""
+        """Load a model that `save` wrote. Runs no code from the file; raises `ModelFileError` for damaged files."""
         header, arrays = persistence.read(path)
         if header.get("estimator") != cls.__name__:
             held = one_line(header.get("estimator"))[:50]
             raise OtherEstimatorError(f"{path} holds a {held}; load it with {held}.load", held)
         check_device(device)
-        actual_device(device)  # a wrong device is not the file's fault
+        actual_device(device)  # checked first, so that a wrong device is not blamed on the file
         try:
             return cls._of_file(header, arrays, device)
         except MemoryError as error:
@@ -268,8 +268,8 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
 
     @classmethod
     def _of_file(cls, header: dict[str, Any], arrays: dict[str, Array], device: Device) -> Self:
-        """The model of a file that may say anything; it can name no store, device or else that is a machine's."""
-        for name, array in arrays.items():  # no fit leaves such numbers in a model, and they would get into predictions
+        """Build the model of an untrusted file, which cannot set a store, a device or other machine parameters."""
+        for name, array in arrays.items():  # no fit produces such numbers, and predictions would contain them
             if array.dtype.kind in "fc" and not np.isfinite(array).all():
                 raise ValueError(f"{name[:50]} holds NaN or infinity")
         parameters = {k: v for k, v in dict(header["parameters"]).items() if k not in _NOT_SAVED}
@@ -279,9 +279,9 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
             parameters["input_shape"] = tuple(parameters["input_shape"])
         recipe = replace(Recipe.from_json(header["recipe"]), noise=None)
         model = cls(recipe, noise=header["noise"], device=device, **parameters)
-        if is_whole(model.threads, least=1):  # those of the machine that it was made on
+        if is_whole(model.threads, least=1):  # set on the machine that saved the model
             model.threads = min(model.threads, os.cpu_count() or 1)
-        request = model._request()  # refuses what the file says of the parameters
+        request = model._request()  # raises for invalid parameters in the file
         model.fit_ = Fit.restored(header, arrays, request.make)
         if header.get("image_aspect") is not None:
             from cnngp.datasets.images import check_aspect
@@ -301,11 +301,11 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
         return model
 
     def _state(self) -> tuple[dict[str, Any], dict[str, Array]]:
-        """What the estimator has beside the fit, for a file."""
+        """Numbers and arrays of the estimator that are not in the fit, for a file."""
         raise NotImplementedError
 
     def _restore(self, header: dict[str, Any], arrays: dict[str, Array]) -> None:
-        """What `_state` gave, and all that follows from it; `ValueError` where it contradicts the fit."""
+        """Restore the result of `_state` and everything derived; raise `ValueError` if it contradicts the fit."""
         raise NotImplementedError
 
     def __sklearn_tags__(self) -> Any:

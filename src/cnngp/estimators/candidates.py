@@ -1,11 +1,11 @@
-"""The recipes that a choice starts from, and the leave-one-out loss of every image under one of them.
+"""Candidate recipes for the automatic choice, and the leave-one-out loss of each image under one of them.
 
-They are a table: a row is a network in several sizes, a preparation and a symmetry. The sizes of a row, the cheap ones
-first, are relatives: a row is compared with others by the small ones, and fitted with a large one. Names have gaps: {h}
-is how often images of this size are halved, {g} once more than that; {b} a variance for biases as large as the pixels,
-with which functions need not double where the light does; "-even" makes an image and its negative alike; "-global" does
-not care where in an image things are. What does not fit the images is left out. The first row is what is usual, as
-`network.names.default_names` says it: kept unless another is clearly better.
+The candidates are a table: a row is a network in several sizes, a preparation and a symmetry. Rows are compared by
+their small networks, and the best one is fitted with a large one. Network names have placeholders: {h} is the number of
+halvings for images of this size, {g} one more; {b} is a bias variance on the scale of the pixels, with which functions
+need not double when the brightness does; "-even" makes an image and its negative equal; "-global" ignores where in an
+image things are. Networks that do not fit the images are left out. The first row is the default, that of
+`network.names.default_names`, and is kept unless another is clearly better.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from .training_images import Images
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
 Codes = NDArray[np.intp] | None
-"""What is left out together with each image, as numbers; None where that is nothing."""
+"""Groups that are left out together, as numbers; None if each image is left out alone."""
 
 WORTH = 0.01
-"""Nats an image that a recipe has to gain over another to be better than it, …"""
+"""Nats per image that a recipe must gain over another to be better, …"""
 STANDARD_ERRORS = 2.0
-"""… and standard errors of that."""
-# Images from whose eigenvalues the noise of a comparison is found; with more it is looked for beside that.
+"""… and number of standard errors of that gain."""
+# Images in the eigendecomposition that selects the noise of a comparison; with more, a smaller noise is also tried.
 _DECOMPOSED = 800
 
 
 class Row(NamedTuple):
-    """Networks by name, the cheap ones first, all prepared in one way."""
+    """Networks by name, the cheapest first, with one preparation and one symmetry."""
 
     networks: Sequence[str]
     preparation: Any = "plain"
@@ -87,9 +87,9 @@ IMAGES: tuple[Row, ...] = (
     Row(("dense_nngp",), "standardised"),
     Row(("dense_even",)),
 )
-"""For all images; {plain} is the paper's ResNet for pictures of 16 × 16 and more."""
+"""Candidates for all images; {plain} is the paper's ResNet for images of at least 16 × 16."""
 PHOTOGRAPHS: tuple[Row, ...] = (Row(WIDE, "spectral", "flip"), Row(WIDE, "spectral"), Row(EVEN, "spectral", "flip"))
-"""For colour images of 16 × 16 and more, before those for all images."""
+"""Candidates for colour images of at least 16 × 16, before those for all images."""
 FEATURES: tuple[Row, ...] = (
     Row(("dense_nngp",), "standardised"),
     Row(("dense_nngp",)),
@@ -101,15 +101,15 @@ FEATURES: tuple[Row, ...] = (
     Row(("linear",), "standardised"),
     Row(("linear",)),
 )
-"""For rows of numbers without places; features in units of their own are standardised."""
+"""Candidates for rows of features without locations; standardising is for features in different units."""
 
-# Mean squares of pixels beyond this, or below its inverse, get no biases.
+# If the mean square of the pixels is above this or below its inverse, there are no candidates with biases.
 _LARGEST = 1e12
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A term to try, the name of its network, and the covariances that a pair of images takes."""
+    """A term to try, the name of its network, and the number of covariances per pair of images."""
 
     name: str
     term: Term
@@ -120,12 +120,11 @@ class Candidate:
 
 
 Sizes = tuple[Candidate, ...]
-"""A row of the table as it fits the images at hand, the cheapest first."""
+"""Candidates of a row that fit the images, the cheapest first."""
 
 
 def candidates(X: Array, table: Sequence[Row] | None = None, preparation: Any = None) -> list[Sizes]:
-    """The rows of the table that fit images such as X, a few of the training images; all with one `preparation` where
-    that is given.
+    """Return the rows of the table that fit X, a few of the training images; with `preparation`, all rows use that.
 
     >>> [str(c) for c in candidates(np.ones((2, 1, 28, 28)))[1]]
     ['pooled_cnn-small-exp, contrast', 'pooled_cnn-exp, contrast', 'pooled_cnn-large-exp, contrast']
@@ -145,7 +144,7 @@ def candidates(X: Array, table: Sequence[Row] | None = None, preparation: Any = 
 
 
 def _candidate(pattern: str, row: Row, X: Array) -> Candidate | None:
-    """A network of a row for images such as X, if it fits them."""
+    """Return a row's network for images such as X, or None if it does not fit them."""
     shape, gaps = tuple(X.shape[1:]), {}
     places, evenly = shape[1:], True
     if places:
@@ -180,9 +179,9 @@ def _candidate(pattern: str, row: Row, X: Array) -> Candidate | None:
 
 
 def bias_for(X: Array) -> float | None:
-    """A variance for biases that are as large as the pixels: the power of ten that is nearest to their mean square.
+    """Bias variance on the scale of the pixels: the power of ten nearest to their mean square.
 
-    None where that is no number to reckon with, as of blank images. A factor of three either way hardly matters, and a
+    None if that is too large or too small, as for blank images. A factor of three either way hardly matters, and a
     power of ten keeps names short.
 
     >>> bias_for(np.full((2, 1, 3, 3), 0.5)), bias_for(np.full((2, 1, 3, 3), 128.0)), bias_for(np.zeros((2, 1, 3, 3)))
@@ -193,18 +192,18 @@ def bias_for(X: Array) -> float | None:
 
 
 def preparations_of(term: Term, X: Array) -> list[Sizes]:
-    """The candidates of a network that is given: prepared in each of the ways that suit such images."""
+    """Return the candidates for a given network: one for each preparation that suits such images."""
     ways = ("plain", "contrast", "detail", "edges", "spectral") if X.ndim > 2 else ("plain", "standardised")
     terms = [replace(term, preparation=way) for way in ways]
     return [(Candidate(t.name, t, elements_of(t, X.shape[1:])),) for t in terms]
 
 
-# ---- compared --------------------------------------------------------------------------------------------------------
+# ---- comparison ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A recipe that was tried: its leave-one-out loss in nats an image, on so many images."""
+    """Result for a recipe that was tried: its leave-one-out loss in nats per image, and the number of images."""
 
     name: str
     loss: float
@@ -216,14 +215,14 @@ class Compared:
 
 @dataclass(eq=False)
 class Tried:
-    """A row of the table: its sizes, which of them is compared, its matrix so far, and the losses by it."""
+    """State of one row in the comparison: its sizes, the current one, its matrix so far, and its losses."""
 
     sizes: Sizes
     kernel_of: Callable[[Recipe, Images], RecipeKernel]
     dtype: np.dtype[Any]
     at: int = 0
     images: int = 0
-    """How many images it was compared on at last."""
+    """Number of images in its last comparison."""
     K: Array | None = None
     losses: Floats = field(default_factory=lambda: np.empty(0))
     computing: float = 0.0
@@ -245,12 +244,12 @@ class Tried:
         return Compared(str(self.candidate), self.loss, self.images)
 
     def cost(self, images: int, size: int) -> float:
-        """Covariances of the matrix of so many images with that size, less those that are there already."""
+        """Number of covariances to compute for the matrix of so many images with that size."""
         kept = self.images if size == self.at and not self._learns else 0
         return self.sizes[size].elements * (images**2 - kept**2) / 2
 
     def judge(self, X: Array, targets: Targets, groups: Codes, size: int) -> None:
-        """Losses of all of X, with the matrix grown from that of its first ones where that is there."""
+        """Compute the losses of all of X, extending the matrix of its first images if there is one."""
         if size != self.at:
             self.at, self.K = size, None
         begun = time.perf_counter()
@@ -259,7 +258,7 @@ class Tried:
         self.losses = np.full(len(X), math.inf) if self.K is None else left_out(self.K, targets, groups)
 
     def _grow(self, X: Array) -> None:
-        """The matrix of X; None where it cannot be computed."""
+        """Compute or extend the matrix of X; set it to None if that is not possible."""
         kernel = self.kernel_of(Recipe((self.candidate.term,)), Images(X, self.dtype))
         try:
             if self.K is None or self._learns:
@@ -273,10 +272,10 @@ class Tried:
 
 
 def clear(gain: Floats, groups: Codes = None) -> bool:
-    """Whether images gain so much on average, beyond what may be chance.
+    """True if the mean gain of images is above `WORTH` and larger than chance explains.
 
-    All of a group may gain by one chance; of few groups it can be small by chance too, so that of single images counts
-    where it is larger.
+    The images of a group may gain by the same chance, so its standard error is also computed over groups. With few
+    groups that may be small by chance, so the larger of it and that over single images counts.
     """
     apart = gain - gain.mean()
     chances = [apart]
@@ -287,13 +286,13 @@ def clear(gain: Floats, groups: Codes = None) -> bool:
 
 
 def left_out(K: Array, targets: Targets, groups: Codes = None) -> Floats:
-    """The loss of every image by leave-one-out, times its weight, at the noise that suits best."""
+    """Leave-one-out loss of each image, times its weight, at the best noise."""
     Y, weight = targets.Y, targets.weight
     if not float(K.diagonal().mean()) > 0.0:
         return np.full(len(Y), math.inf)
     A, step, losses = K.astype(np.float64), -(-len(Y) // _DECOMPOSED), []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a choice that may not be taken; the fit warns of the one that is
+        warnings.simplefilter("ignore")  # this recipe may not be chosen; the fit warns about the one that is
         together, some = None if groups is None else groups[::step], None if weight is None else weight[::step]
         rounding = float(np.finfo(K.dtype).eps)
         noise = chosen_noise(A[::step, ::step], Y[::step], "loo", "loo", rounding, groups=together, weights=some)
@@ -311,7 +310,7 @@ def summed(matrices: Sequence[Array], weights: Sequence[int]) -> Array:
 
 
 def _matrix(kernel: Any, X: Array, Z: Array | None = None) -> Array:
-    """In host memory; zero for blank images, of which biases alone would make a kernel."""
+    """Kernel matrix in host memory; zero for blank images, whose kernel would come from biases alone."""
     if not X.any():
         return np.zeros((len(X), len(X if Z is None else Z)), kernel.dtype)
     return np.asarray(to_numpy(kernel(X, Z, progress=False)))

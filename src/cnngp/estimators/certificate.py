@@ -1,4 +1,4 @@
-"""The certificate of a fit: what was measured about it, and one sentence on what can be trusted."""
+"""Certificate of a fit: its measured accuracy, and a verdict on what can be trusted."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 _STANDARD_ERRORS = 2.0
-_LEAST = 1e-12  # of a probability, of which a logarithm is taken
-# How many points more errors through inducing images than of the exact process need no warning.
+_LEAST = 1e-12  # smallest probability in a logarithm
+# Excess error of inducing images over the exact GP, in percentage points, that needs no warning.
 _NEAR = 0.3
-# Of `kernel_error`: a matrix that was given may come from another library, with roundings of its own.
+# Bound of `kernel_error` for a given matrix, which may come from another library with its own rounding.
 _GIVEN_BOUND = 1e-5
 
 
 @dataclass(frozen=True)
 class FitReport:
-    """Eigenvalues are of K + noise·I in the kernel's units, before the amplitude."""
+    """Measurements of a fit. Eigenvalues are those of K + noise·I in the kernel's units, before the amplitude."""
 
     images: int
     engine: str
@@ -36,7 +36,7 @@ class FitReport:
     solve_seconds: float
     residual: float
     smallest_eigenvalue: tuple[float, float]
-    """A lower bound, 1/tr K⁻¹, and an upper one, the Rayleigh quotient of an inverse iteration."""
+    """A lower bound, 1/tr K⁻¹, and an upper bound, the Rayleigh quotient of an inverse iteration."""
     largest_variance: float
     noise: float
     jitter: float
@@ -45,71 +45,71 @@ class FitReport:
     """Largest |K − R|/max|R| on `pairs_checked` pairs, with R the float64 reference; None for a given matrix."""
     pairs_checked: int = 0
     method: str = "cholesky"
-    """How the system was solved: "cholesky", "cg", or "inducing" for the approximation."""
+    """Solver: "cholesky", "cg", or "inducing" for the approximation."""
     compile_seconds: float = 0.0
-    """Of compiling the kernel, or of loading what was compiled before; not in `kernel_seconds`."""
+    """Time of compiling the kernel or loading compiled code; not in `kernel_seconds`."""
     kernel_bound: float = _GIVEN_BOUND
-    """What rounding explains of `kernel_error`, on these images and by this network."""
+    """Part of `kernel_error` that rounding explains, on these images and with this network."""
     check: str | None = None
-    """What the kernel found when it compared two images with the reference before it began; None for a given matrix."""
+    """Result of the kernel's self-check on two images against the reference; None for a given matrix."""
     excess: float | None = None
-    """Through inducing images: by how much the share of wrong classes is above that of the exact process of all images,
-    as both found on a part of them; None where that was not measured."""
+    """With inducing images: estimated error rate above that of the exact GP of all images, from a comparison of both on
+    a part of them; None if not measured."""
     excess_uncertainty: float | None = None
-    """The standard error of `excess`."""
+    """Standard error of `excess`."""
     spread: float | None = None
-    """By how much images differ: the mean of the matrix's diagonal less the mean of all its entries."""
+    """Variation between images: the mean of the matrix's diagonal minus the mean of all its entries."""
     choice: str | None = None
-    """Of a network that was not given: which, why, and what a better one would take; None for a given one."""
+    """Chosen recipe, the reason, and the cost of a better one; None for a given network."""
     guessing: tuple[float, float] | None = None
-    """Of a classifier that is no better than guessing, by leave-one-out: the shares of images that it gets wrong, and
-    that always naming the commonest class would."""
+    """Leave-one-out error rate of a classifier that is not clearly better than guessing, and the error rate of always
+    predicting the most frequent class; None for a better one."""
     repeated: int = 0
-    """Images that are there a second time or more; they are left out together with the first."""
+    """Number of images that equal an earlier one; they are left out together with it."""
     no_better: tuple[float, float] | None = None
-    """Of a regressor that is not clearly better than the mean of all targets, by leave-one-out: its root mean square
-    error, and that of the mean."""
+    """Leave-one-out root mean square error of a regressor that is not clearly better than the mean of all targets, and
+    that of the mean; None for a better one."""
 
     @property
     def sensitivity(self) -> float | None:
-        """‖E‖/λ_min for an error matrix E of independent entries, ‖E‖ ≈ 2√N·error·max K: the change of the solution
-        in the direction that suffers most."""
+        """‖E‖/λ_min for an error matrix E with independent entries, ‖E‖ ≈ 2√N·error·max K: the relative change of the
+        solution in the worst direction."""
         if self.kernel_error is None or self.method == "inducing":
             return None
         return 2.0 * math.sqrt(self.images) * self.kernel_error * self.largest_variance / self.smallest_eigenvalue[1]
 
     @property
     def movement(self) -> float | None:
-        """The expected relative change of the solution for the same E, whose entries know nothing of the targets.
+        """Expected relative change of the solution for the same E, whose entries are independent of the targets.
 
-        E‖K⁻¹Eα‖² = error²·‖K⁻¹‖_F²·‖α‖² and ‖K⁻¹‖_F² ≤ tr K⁻¹/λ_min. Predictions move by less: fits in float32 and
-        in float64 differed by a tenth of this or less wherever both were made (docs/classification.md).
+        E‖K⁻¹Eα‖² = error²·‖K⁻¹‖_F²·‖α‖² and ‖K⁻¹‖_F² ≤ tr K⁻¹/λ_min. Predictions change less: fits in float32 and
+        in float64 differed by at most a tenth of this wherever both were made (docs/classification.md).
         """
         if self.kernel_error is None or self.method == "inducing":
             return None
         low, high = self.smallest_eigenvalue
-        if self.method == "cg":  # its lower bound is the noise, and of the trace only N/λ_min is known
+        if self.method == "cg":  # its lower bound is the noise, and for the trace only the bound N/λ_min is known
             low = high / self.images
         return self.kernel_error * self.largest_variance / math.sqrt(low * high)
 
     @property
     def compiling(self) -> str | None:
-        """The time of compiling for people, None where nobody waited for it."""
+        """Compile time as text, or None if it was negligible."""
         return f"{self.compile_seconds:.2f} s" if self.compile_seconds > 0.5 else None
 
     @property
     def worrying(self) -> bool:
-        """Whether the verdict says that something cannot be trusted."""
+        """True if the verdict says that something cannot be trusted."""
         return bool(self._worries or self._off)
 
     @property
     def verdict(self) -> str:
-        """What can be trusted: all that is worrying, or one sentence where nothing is."""
+        """Verdict on what can be trusted: all problems found, or one sentence if there are none."""
         return f"{' '.join(self._worries) or self._trusted} {self._off}".rstrip()
 
     @property
     def _off(self) -> str:
-        """That the kernel is further off than rounding explains, where it is not so far off that nothing holds."""
+        """Sentence for a kernel error larger than rounding explains but not so large that nothing can be trusted."""
         error = self.kernel_error or 0.0
         if not self.kernel_bound < error <= max(1e-3, FAR * self.kernel_bound):
             return ""
@@ -117,7 +117,7 @@ class FitReport:
 
     @property
     def _worries(self) -> list[str]:
-        """Whether the model is better than nothing, whether its numbers are right, and how exact the kernel is."""
+        """Problems found: a model no better than guessing, an inaccurate kernel, solve or eigenvalue."""
         found = []
         if self.guessing is not None:
             wrong, guess = self.guessing
@@ -193,7 +193,7 @@ class FitReport:
         return asdict(self) | {"verdict": self.verdict}
 
     def rows(self) -> list[tuple[str, str]]:
-        """Names and values for people, without the verdict."""
+        """Names and values for display, without the verdict."""
         low, high = self.smallest_eigenvalue
         checked = "not checked (the reference is slow)" if self.check is not None else "not checked (given matrix)"
         if self.kernel_error is not None:
@@ -216,17 +216,17 @@ class FitReport:
 
 
 def measured(gp: Posterior) -> dict[str, Any]:
-    """What a report says of a posterior."""
+    """Fields of a report that come from the posterior."""
     numbers = {name: getattr(gp, name) for name in ("largest_variance", "noise", "jitter", "amplitude")}
     return asdict(gp.solved()) | numbers
 
 
 def checked_sample(kernel: RecipeKernel, X: NDArray[Any], K: Any, given: bool, images: int = 4) -> dict[str, Any]:
-    """Of a report, what is known of the entries of a matrix: pairs of a few images spread over the set, compared with
-    the reference; of a tangent kernel also the two images that are most alike, because rounding does most to those.
+    """Fields of a report on the accuracy of a matrix: pairs of a few images spread over the set, compared with the
+    reference; for a tangent kernel also the two most similar images, for which rounding is worst.
 
-    Where that would take too long, and of kernels that are sums or averages, what each network's kernel found on two
-    images, or parts of them, before it began.
+    If that would take too long, and for sums or averages of kernels, the result of each kernel's self-check on two
+    images, or crops of them.
     """
     shapes = [t.preparation.output_shape(X.shape[1:]) for t in kernel.terms]
     found = [{} if given else _by_verdict(t.kernel, shape) for t, shape in zip(kernel.terms, shapes, strict=True)]
@@ -253,7 +253,7 @@ def _by_verdict(kernel: Kernel, shape: tuple[int, ...]) -> dict[str, Any]:
 
 
 def _nearest(kernel: Kernel, K: Any) -> tuple[int, ...]:
-    """The two images of the largest correlation, for a tangent kernel in memory; of a store one would read all."""
+    """Return the two images with the largest correlation, for a tangent kernel in memory (not a store: it is slow)."""
     if kernel.kind != "ntk" or not isinstance(K, np.ndarray) or len(K) < 2:
         return ()
     sizes = np.sqrt(np.maximum(K.diagonal(), 0.0))
@@ -266,20 +266,21 @@ def _nearest(kernel: Kernel, K: Any) -> tuple[int, ...]:
     return best[1:]
 
 
-# ---- better than nothing ---------------------------------------------------------------------------------------------
-# Judged by leave-one-out, image by image: by the probability of the label beside the share of its class, and by errors
-# beside those of always naming the commonest class. Either is enough: probabilities tell more where one class is rare,
-# and errors where a few images are confidently wrong. Better is what is so by twice the standard error.
+# ---- comparison with guessing ----------------------------------------------------------------------------------------
+# Leave-one-out predictions are compared image by image with guessing, in two ways: the probability of the label against
+# the share of its class, and the errors against those of always predicting the most frequent class. Either is enough:
+# probabilities tell more if one class is rare, errors if a few images are confidently wrong. A model is better if the
+# mean difference is more than two standard errors.
 
 
 def errors_if_guessing(
     probability: Floats, wrong: Mask, yes: Mask, several: bool, groups: NDArray[np.intp] | None = None
 ) -> tuple[float, float] | None:
-    """The shares of images that leave-one-out and the commonest class get wrong, where the first knows no better.
+    """Error rates of leave-one-out and of always predicting the most frequent class, if the first is no better.
 
-    `probability` and `yes`, whether the label holds, are (images, classes); of `several` labels an image each is a
-    choice of its own. Images of one of the `groups` are alike, and count as one observation. None where leave-one-out
-    does better, or cannot be right because no class has two images.
+    `probability` and `yes`, a mask of the labels that hold, are (images, classes); with `several` labels per image each
+    is a separate decision. Images of one of the `groups` count as one observation. None if leave-one-out is better, or
+    cannot be right because no class has two images.
     """
     if len(yes) < 2 or (not several and (yes.sum(0) <= 1).all()):
         return None
@@ -296,8 +297,8 @@ def errors_if_guessing(
 def error_beside_mean(
     errors: Floats, targets: Floats, groups: NDArray[np.intp] | None = None
 ) -> tuple[float, float] | None:
-    """Root mean square `errors` of leave-one-out, (images, outputs), and those of the mean of all other targets, where
-    the first are not clearly smaller.
+    """Root mean square of the leave-one-out `errors` (images, outputs) and of the errors of the mean of all other
+    targets, or None if the first are clearly smaller or the targets are constant.
     """
     n = len(targets)
     if n < 2:
@@ -309,7 +310,7 @@ def error_beside_mean(
 
 
 def is_positive(difference: Floats, groups: NDArray[np.intp] | None) -> bool:
-    """Whether the mean is above 0 by more than chance explains, from deviations that are summed over each group."""
+    """True if the mean is above 0 by more than chance explains, with deviations summed over each group."""
     mean = float(difference.mean())
     deviations = difference - mean
     if groups is not None:

@@ -1,9 +1,9 @@
-"""Choosing a recipe by leave-one-out: the rows of a table on a few images, the better half on twice as many, and so on.
+"""Choosing a recipe by leave-one-out with successive halving: all rows of a table on a few images, the better half on
+twice as many, and so on.
 
-Rows are compared by their small networks, and by larger ones when all images are compared. The best row is then fitted
-with its largest affordable network, and two or three of the best are added up where that is clearly better. What is
-compared, on how many images and how it is judged is the same on every machine: costs are counted in covariances
-(`elements_of`), never in seconds.
+Rows are compared by their small networks, and by larger ones once there are no more images or they cost too much. The
+best row is fitted with its largest affordable network, and two or three of the best are summed if that is clearly
+better. The comparison is the same on every machine: costs are counted in covariances (`elements_of`), not in seconds.
 """
 
 from __future__ import annotations
@@ -34,59 +34,59 @@ Floats = NDArray[np.float64]
 
 Effort = Literal["quick", "normal", "best"]
 EFFORTS: dict[Effort, float] = {"quick": 0.1, "normal": 1.0, "best": 10.0}
-"""How much of the usual cost (`network.names`) a fit may take."""
+"""Limit of a fit's cost, as a multiple of the usual one (`network.names`)."""
 _PART = 0.5
-"""Of what the usual fit costs, the part that the first round of its choice may cost, and all others together."""
+"""Limit of the first round of the choice, and of all others together, as a part of the cost of the default fit."""
 Tell = Callable[[str, Any], None] | None
-"""Called with the name of a stage, and what is known then."""
+"""Callback with the name of a stage and a value known at that stage."""
 _AT_LEAST, _FIRST_ROUND = 3e9, 2e10
-"""Covariances, times those of the effort, that later rounds, and the first one, may take where the fit itself costs
-less: a few seconds."""
+"""Covariances, times the multiple of the effort, that later rounds and the first one may always take, even if the fit
+itself costs less: a few seconds."""
 
 FEWEST = 20
-"""With fewer images leave-one-out says too little, and what is usual is taken."""
-_FIRST = (64, 200)  # images of the first round: no fewer, no more
-# Images of the first round that are worth leaving candidates out for: with fewer, ten classes look alike to all.
+"""Smallest number of images for a comparison; with fewer, leave-one-out is too uncertain and the default is used."""
+_FIRST = (64, 200)  # smallest and largest number of images in the first round
+# Candidates are dropped to afford this many images in the first round: with fewer, they hardly differ on ten classes.
 _TELLING = 150
 _GROWTH = 2
-# Of the covariances that are left, the part that a round may take that is not the first on all images.
+# Part of the remaining covariances that a round may take, unless it is the first one on all images.
 _SHARE = 0.5
-# Later rounds, of fewer recipes on more images, are judged in about as many times the seconds of the first.
+# Estimated time to judge the later rounds, of fewer recipes on more images, in multiples of the first round's.
 _LATER = 3.0
 _FINALISTS = 3
-# Images on which the sizes of a row, and the weights of a sum, are compared.
+# Number of images on which the sizes of a row, and the weights of a sum, are compared.
 _SOME = 400
 _WEIGHTS = {2: ((1, 3), (1, 1), (3, 1)), 3: ((1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2))}
 
 
 @dataclass(frozen=True)
 class Expected:
-    """Seconds that are still to come, at the rate of the first round."""
+    """Estimated remaining seconds, at the rate of the first round."""
 
     choosing: float
     a_pair: float
-    """Of a fit with what is usual, and of predictions."""
+    """Seconds per pair of images in a fit with the default recipe, and in predictions."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen, what it was compared with, and what more effort could find."""
+    """Chosen recipe, the recipes that it was compared with, and what more effort would try."""
 
     recipe: Recipe
     name: str
     images: int
-    """How many images the last comparison was made on; 0 where none was made."""
+    """Number of images in the last comparison; 0 without a comparison."""
     effort: Effort = "normal"
     compared: tuple[Compared, ...] = field(default=(), repr=False)
-    """The chosen one, the others of the last round, the best first, and those that left earlier."""
+    """The chosen one, the others of the last round, best first, and those that were dropped earlier."""
     gain: float = 0.0
-    """Nats an image by which it is better than what is usual."""
+    """Gain over the default in nats per image."""
     elements: int = 0
-    """Covariances for a pair of images."""
+    """Number of covariances per pair of images."""
     dearest: tuple[str, int] | None = None
-    """The dearest relative of it that effort="best" would take, and its covariances."""
+    """The costliest network of its row that effort="best" would use, and its covariances per pair."""
     relatives: bool = False
-    """Whether smaller relatives of the chosen network were compared, and not itself."""
+    """True if smaller networks of the same row were compared instead of the chosen network."""
 
     def __str__(self) -> str:
         return f"{self.name}, {self.reason}; {self.better()}"
@@ -104,7 +104,7 @@ class Choice:
         return f"the best of {len(self.compared)} {where}, then {beside}"
 
     def better(self) -> str:
-        """What more effort would take."""
+        """Describe what more effort would try."""
         if self.effort == "best":
             return "no more is tried than with effort='best'; `cnngp search --space pooled` can look for more"
         more = "effort='best' (--effort best) compares on more pairs"
@@ -114,7 +114,7 @@ class Choice:
         return f"{more}, and takes up to {name} at {elements / max(1, self.elements):.1f} times the kernels"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Values for JSON."""
         tried = [{"name": c.name, "loss": c.loss, "images": c.images} for c in self.compared]
         return {"name": self.name, "effort": self.effort, "images": self.images, "gain": self.gain, "compared": tried}
 
@@ -131,11 +131,11 @@ def choose(
     preparation: Any = None,
     tell: Tell = None,
 ) -> Choice:
-    """The recipe for a fit that compares `pairs` of these images, of which `groups` belong together.
+    """Choose the recipe for a fit with this number of `pairs` of images; images of one of the `groups` belong together.
 
-    `make(network, symmetry)` makes kernels. Where `compare` is False the first row is taken; with a `preparation`,
-    candidates are prepared in this way alone. `tell` is called with "choosing" and how many rows are compared, and
-    after the first round with "expected" and an `Expected`.
+    `make(network, symmetry)` makes kernels. If `compare` is False, the first row is taken; with a `preparation`, all
+    candidates use it. `tell` is called with "choosing" and the number of rows, and after the first round with
+    "expected" and an `Expected`.
     """
     few = images.at(slice(0, min(len(images), 200)))
     table = candidates(few, preparation=preparation) if among is None else list(among)
@@ -156,7 +156,7 @@ def choose(
             choice = search.run(choice, first, limit / max(1, pairs), tell)
     if effort == "best":
         return choice
-    # The dearest relative of what was chosen that effort="best" would take and this effort does not.
+    # The costliest network of the chosen row that effort="best" would use and this effort does not.
     chosen, most = replace(choice.recipe.main, weight=1.0), limit * EFFORTS["best"] / EFFORTS[effort]
     here = next((row for row in table if any(c.term == chosen for c in row)), ())
     dearer = [c for c in here if limit < c.elements * max(1, pairs) <= most]
@@ -164,15 +164,15 @@ def choose(
 
 
 def _order(targets: Targets, groups: Codes) -> NDArray[np.intp]:
-    """All rows, of which the first ones are balanced between classes, and of as many groups as can be."""
+    """Order all images so that the first ones are balanced between classes and come from as many groups as possible."""
     order = balanced(targets.Y, len(targets.Y), 0, shuffled=True)
     names = names_of(groups)
     return order if names is None else order[in_turn(np.unique(names[order], return_inverse=True)[1])]
 
 
 def _first(rows: Sequence[Sizes], images: int, most: float) -> tuple[int, list[Sizes]]:
-    """How many images the first round has, and its rows: for `most` covariances, all but those that leave no room for
-    others on images that tell something.
+    """Return the number of images and the rows of the first round: as many rows, in order, as `most` covariances allow
+    on `_TELLING` images.
     """
     room = most / (min(_TELLING, images) ** 2 / 2)
     kept, used = [rows[0]], float(rows[0][0].elements)
@@ -186,7 +186,7 @@ def _first(rows: Sequence[Sizes], images: int, most: float) -> tuple[int, list[S
 
 @dataclass
 class _Search:
-    """Rounds of comparisons, for fewer and fewer rows: on more images, or on all with larger networks."""
+    """Successive halving: each round has fewer rows, on more images, or on the same images with larger networks."""
 
     alive: list[Tried]
     images: Images
@@ -194,15 +194,15 @@ class _Search:
     groups: Codes
     order: NDArray[np.intp]
     left: float
-    """Covariances that may still be computed, after the first round."""
+    """Remaining budget in covariances, after the first round."""
     rate: float = 1.0
-    """Covariances a second, of what was quickest so far."""
+    """Covariances per second, the highest rate so far."""
     judging: float = 0.0
-    """Seconds that went into other things than covariances."""
+    """Seconds spent on everything but covariances."""
     gone: list[Compared] = field(default_factory=list)
 
     def run(self, choice: Choice, n: int, most: float, tell: Tell) -> Choice:
-        """The choice among all rows; `most` is how many covariances a pair of the fit may take."""
+        """Choose among all rows; `most` is the limit of covariances per pair in the fit."""
         usual = self.alive[0]
         later = self.left
         with progress_bar(None, "choosing a recipe", "try") as bar:
@@ -215,7 +215,7 @@ class _Search:
             while (following := self._next(usual)) is not None:
                 self._round(*following, bar)
             best, gain = self.alive[0], np.zeros(1)
-            if np.isfinite(usual.losses).all():  # kept where the difference is small or may be chance
+            if np.isfinite(usual.losses).all():  # the default is kept if the difference is small or may be chance
                 gain = usual.losses - best.losses
                 if not clear(gain, self._about(best.images)[1]):
                     best, gain = usual, np.zeros(1)
@@ -232,7 +232,7 @@ class _Search:
         return self.targets.at(rows), None if self.groups is None else self.groups[rows]
 
     def _round(self, n: int, sizes: Sequence[int], bar: Any) -> None:
-        """All rows on the first n images in order, in these sizes; the best first."""
+        """Judge all rows in these sizes on the first n images in order, and sort them, best first."""
         X, (targets, groups) = self.images.at(self.order[:n]), self._about(n)
         for tried, size in zip(self.alive, sizes, strict=True):
             bar.set_postfix_str(f"{tried.sizes[size]} on {n:,} images", refresh=False)
@@ -245,7 +245,7 @@ class _Search:
         self.alive.sort(key=lambda t: t.loss)
 
     def _expected(self) -> float:
-        """Covariances of all rounds to come, if rows leave in the order in which they are."""
+        """Number of covariances in all later rounds, if rows are dropped in their present order."""
         rows = [replace(t) for t in self.alive]
         twin = replace(self, alive=rows)
         while (following := twin._next(rows[0])) is not None:
@@ -256,8 +256,8 @@ class _Search:
         return self.left - twin.left
 
     def _next(self, usual: Tried) -> tuple[int, list[int]] | None:
-        """Images and sizes of the next round, which is for the better half of the rows, or for as many as can be paid
-        for; None where that are too few.
+        """Return images and sizes of the next round, for the better half of the rows or as many as the budget allows;
+        None if these are too few.
         """
         n, half = self.alive[0].images, max(_FINALISTS, -(-len(self.alive) // 2))
         more = min(_GROWTH * n, len(self.order))
@@ -275,8 +275,8 @@ class _Search:
         return None
 
     def _enlarged(self, best: Tried, bar: Any) -> Tried:
-        """The best row in its largest size, or as it was compared where that is better on as many images as what is
-        left allows; without a matrix where these are too few to tell.
+        """Return the best row in its largest size, or in its compared size if that is clearly better on as many images
+        as the budget allows. The largest size has no matrix if these are too few to compare.
         """
         last = len(best.sizes) - 1
         if best.at == last or best.K is None or not np.isfinite(best.losses).all():
@@ -292,9 +292,9 @@ class _Search:
         return large
 
     def _with_sum(self, choice: Choice, best: Tried, fitted: Tried, most: float, bar: Any) -> Choice:
-        """The sum of two or three finalists where it is clearly better than the best of them as it would be `fitted`,
-        and costs no more than `most` covariances a pair. Weights are found on a part of the images on which all were
-        compared in the sizes of the sum, and it is judged on all of these.
+        """Replace the choice by a sum of two or three finalists, with at most `most` covariances per pair, if that is
+        clearly better than the `fitted` one. Weights are selected on a part of the images on which the terms have
+        matrices, and the sum is judged on all of these.
         """
         finalists = [fitted if t is best else t for t in self.alive[:_FINALISTS]]
         n = fitted.images

@@ -46,61 +46,59 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    network : a network, a `Kernel`, the name of a network as "resnet32", or a `Recipe`; None chooses a recipe by
+    network : a network, a `Kernel`, the name of a network such as "resnet32", or a `Recipe`; None chooses a recipe by
         leave-one-out, the same on every machine; see docs/classification.md.
-    noise : variance of the targets' noise in the kernel's units, "ml" for the most likely one, or "loo" for
-        the one under which each target is likeliest given all others. None is "loo" where the recipe is chosen, and 0
-        where a network is given, or a matrix. With `inducing`, 0 stands for the one with the best leave-one-out
-        predictions: there is no such model without noise.
+    noise : noise variance of the targets in the kernel's units, "ml" for maximum likelihood, or "loo" for the best
+        leave-one-out predictions. None means "loo" if the recipe is chosen, and 0 if a network or a matrix is given.
+        With `inducing`, 0 means "loo", because that model needs noise.
     amplitude : factor of the kernel for variances and likelihood: "ml", "loo" or a number.
-    device : "cpu", "cuda", or "auto" for the GPU if there is one. A `Kernel` that is given as the network has its own
-        device, dtype, threads and kind; others than these are refused.
+    device : "cpu", "cuda", or "auto" for the GPU if there is one. A `Kernel` given as the network has its own device,
+        dtype, threads and kind; conflicting arguments raise.
     dtype : precision of the kernel, "float32" or "float64".
     threads : CPU threads for the kernel, as in `Kernel`.
     kind : "nngp" or "ntk", as in `Kernel`. With "ntk" this is regression with the tangent kernel: means, classes,
         leave-one-out and probabilities mean the same, but the variance is not that of a trained network; see
         docs/ntk.md.
-    store : a path or fsspec URL where fit and predict keep their kernel matrices, so that an interrupted run can
-        continue and a second one computes nothing; see `gram`.
-    input_shape : (channels, height, width) of flat rows, or of arrays with three axes.
-    solver : "cholesky" or "cg" as in `cnngp.gp.solve`; "auto" is Cholesky if it fits into memory, else "cg" for a
-        matrix in a store. Without a Cholesky factor means and classes are the same,
-        probabilities ignore the variance, each variance takes a solve, leave-one-out covers 256 images, and there is no
-        likelihood.
+    store : path or fsspec URL where fit and predict keep their kernel matrices, so that an interrupted run can
+        continue and a repeated one computes nothing; see `gram`.
+    input_shape : (channels, height, width), for flat rows or arrays with three axes.
+    solver : "cholesky" or "cg" as in `cnngp.gp.solve`; "auto" is Cholesky if it fits in memory, else "cg" for a matrix
+        in a store. Without a Cholesky factor, means and classes are the same, probabilities ignore the variance, each
+        variance takes a solve, leave-one-out covers about 256 images, and there is no likelihood.
     inducing : None for the exact GP; for an approximation that handles any number of images, the number of inducing
         images, their row numbers in X, or the images themselves. X may then be a memory map, a Zarr array or anything
         else that has a `shape` and returns images for slices and arrays of row numbers; see docs/solve.md.
-    learn : "loo" or "likelihood" to learn the network's variances, and the noise where it is 0 or a word, from some of
-        the images before all are fitted; a `Learning` says more of how. See docs/learning.md.
-    random_state : seed of what is chosen at random: inducing images, samples for leave-one-out, images for learning.
-    effort : what choosing and fitting may cost where the recipe is chosen: "normal", a tenth of that for "quick", ten
-        times as much for "best"; in covariances and not in seconds, so that the result does not depend on the machine.
-    preparation : how images are prepared before the kernel sees them: a name such as "plain", "contrast", "detail" or
-        "edges", one of the transformers in `cnngp.datasets.preparation`, or a tuple of these; "loo" chooses one of the
-        four by leave-one-out. None is part of the choice where the recipe is chosen, and "plain" where a network is
-        given.
+    learn : "loo" or "likelihood" to learn the network's variances, and the noise unless it is a positive number, from
+        some of the images before the fit; a `Learning` has more options. See docs/learning.md.
+    random_state : seed or generator for inducing images, samples for leave-one-out and images for learning.
+    effort : cost limit of choosing and fitting if the recipe is chosen: "normal", "quick" for a tenth of that, "best"
+        for ten times as much; in covariances, not seconds, so that the result does not depend on the machine.
+    preparation : preprocessing of the images: a name such as "plain", "contrast", "detail", "edges" or "spectral", one
+        of the transformers in `cnngp.datasets.preparation`, or a tuple of these; "loo" chooses among these names by
+        leave-one-out ("plain" or "standardised" for rows of features). None is part of the choice if the recipe is
+        chosen, and "plain" if a network is given.
     class_weight : None, "balanced", or a dict of weights by class: the noise of an image is divided by the weight of
-        its class, as by `sample_weight` in `fit`.
+        its class, as with `sample_weight` in `fit`.
 
     Attributes
     ----------
-    recipe_ : what the fit was made by; `GPClassifier(clf.recipe_)` makes it again. `choice_` says why it was chosen.
-    network_ : the network of the recipe's one term, or of that with the largest weight.
-    kernel_ : the kernel of that network.
-    classes_ : the labels; with several labels per image, their numbers.
-    loo_rows_ : rows of the training images that have leave-one-out predictions: all of them, or a random sample if the
-        model has no factor of all images. If these could not be solved for, it is empty with a warning, `loo_error_` is
-        NaN and the temperature 1.
-    loo_error_ : the share of them that are predicted wrongly by a model that has not seen the image, in closed form.
-    loo_predictions_ : the labels that those models predict.
-    loo_probabilities_ : the probabilities that they give, (rows, classes).
+    recipe_ : recipe of the fit; `GPClassifier(clf.recipe_)` fits it again. `choice_` says why it was chosen.
+    network_ : network of the recipe's term, or of the one with the largest weight.
+    kernel_ : kernel of that network.
+    classes_ : class labels; with several labels per image, their numbers.
+    loo_rows_ : rows of the training images with leave-one-out predictions: all, or a random sample if the model has no
+        factor of all images. If none could be solved for, there is a warning, it is empty, `loo_error_` is NaN and the
+        temperature is 1.
+    loo_error_ : leave-one-out error rate of these images, in closed form.
+    loo_predictions_ : leave-one-out predictions of their labels.
+    loo_probabilities_ : leave-one-out probabilities, (rows, classes).
     log_marginal_likelihood_ : summed over the outputs; None without a factor; with `inducing`, of the approximation.
-    temperature_ : temperature of the probabilities, chosen on the leave-one-out predictions; with several labels per
+    temperature_ : temperature of the probabilities, fitted to the leave-one-out predictions; with several labels per
         image one for each, (L,).
-    label_noise_ : the share of labels that are taken to be random, chosen likewise; 0.0 unless leave-one-out shows
-        clearly that some are, which a temperature alone cannot express. Classes do not depend on it.
-    learned_ : what was learned and how, None without `learn`.
-    fit_report_ : what was measured about the fit, and what can be trusted.
+    label_noise_ : estimated share of random labels, fitted likewise; 0.0 unless leave-one-out clearly shows some, which
+        a temperature alone cannot express. Predicted classes do not depend on it.
+    learned_ : result of learning; None without `learn`.
+    fit_report_ : measured accuracy of the fit, and a verdict on what can be trusted.
 
     >>> from cnngp import GPClassifier, datasets
     >>> data = datasets.digits().take(200, 100)
@@ -125,16 +123,16 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         names: Any = None,
         tell: Tell = None,
     ) -> Self:
-        """Fit images X (N, C, H, W) and labels y: (N,) of any kind, or (N, L) of 0 and 1 for several labels an image.
+        """Fit images X (N, C, H, W) and labels y: (N,) of any kind, or (N, L) of 0 and 1 for several labels per image.
 
         A kernel matrix `K` (N, N) replaces or accompanies X. `names` of the images, such as their files, are shown by
-        `suspect_labels` and `explain`. `image_noise` (N,) is noise beside `noise` for single images, in the kernel's
-        units: the more an image has, the less its label counts. `sample_weight` (N,) says the same in another way: the
-        image's noise is `noise` / weight, so that an image of weight 2 counts as if it were there twice. Of weight 0 it
-        is left out, and rows in the results count those that remain. Where the noise is 0, all other weights are alike,
-        and a warning says so. Images of one of the `groups` (N,), such as frames of one film, are left out together
-        wherever leave-one-out is used; copies by `cnngp.datasets.augmentation` bring theirs. `tell(stage, value)` is
-        called when stages are reached, as in `report.run`.
+        `suspect_labels` and `explain`. `image_noise` (N,) is a noise variance added to `noise` for single images, in
+        the kernel's units: the larger it is, the less the label counts. With `sample_weight` (N,), an image's noise is
+        `noise` / weight, so that an image of weight 2 counts as if it occurred twice. Images of weight 0 are left out,
+        and row numbers in the results skip them. If the noise is 0, all other weights have the same effect, and a
+        warning says so. Images of one of the `groups` (N,), such as frames of one film, are left out together wherever
+        leave-one-out is used; copies from `cnngp.datasets.augmentation` have their groups already. `tell(stage, value)`
+        is called at each stage, as in `report.run`.
         """
         said = {"sample_weight": sample_weight, "image_noise": image_noise, "groups": groups, "names": names}
         request, training = self._read(X, y, K, read_labels, class_weight=self.class_weight, **said)
@@ -148,35 +146,35 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: ImagesLike | None = None, *, K: Any = None) -> Array:
-        """The most probable label of each image; `K` is K(test, training) where the model was fitted on a matrix."""
+        """Predict the label of each image; `K` is K(test, training) if the model was fitted on a matrix."""
         asked = self._asked(X, K)
         return self._coding.labels(self.fit_.mean(asked))
 
     def score(self, X: ImagesLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """The share of labels of X that are predicted."""
+        """Return the accuracy of the predictions for X."""
         refuse_masked(y, "y")
         return float(super().score(X, y, sample_weight))
 
     def predict_proba(self, X: ImagesLike | None = None, *, K: Any = None, diagonal: Any = None) -> Floats:
-        """P(label) for each image, (M, classes), in the order of `classes_`.
+        """Class probabilities P(label) of each image, (M, classes), in the order of `classes_`.
 
-        (1 − ε) softmax(mean / (T√(1 + variance))) + ε/classes, with T and the share ε of labels that are taken to be
-        random from the leave-one-out predictions; see docs/classification.md.
-        Without a factor (`solver`) the variance is left out: it would take a solve for every image. So it is where
-        leave-one-out shows it to be meaningless, as with two labels for one image. Of several labels an image each has
-        a probability of its own.
+        They are (1 − ε) softmax(mean / (T√(1 + variance))) + ε/classes, with the temperature T and the share ε of
+        random labels from the leave-one-out predictions; see docs/classification.md.
+        The variance is left out without a factor (`solver`), because it would take a solve for each image, and if
+        leave-one-out shows it to be meaningless, as with two labels for one image. With several labels per image, each
+        has its own probability.
         """
         mean, variance = self._moments(X, K, diagonal)
         return probabilities(self._coding, mean, variance, self._calibration)
 
     def predict_log_proba(self, X: ImagesLike | None = None, *, K: Any = None, diagonal: Any = None) -> Floats:
-        """The logarithm of `predict_proba`."""
+        """Logarithm of `predict_proba`."""
         return np.log(self.predict_proba(X, K=K, diagonal=diagonal))
 
     def decision_function(self, X: ImagesLike | None = None, *, K: Any = None, diagonal: Any = None) -> Floats:
-        """Scores whose softmax are the probabilities, (M, classes); of two classes the log odds of the second, (M,).
+        """Scores whose softmax gives the probabilities, (M, classes); for two classes the log odds of the second, (M,).
 
-        Of several labels an image, the log odds of each, (M, labels). Above 0 is yes.
+        With several labels per image, the log odds of each, (M, labels): positive means yes.
         """
         mean, variance = self._moments(X, K, diagonal)
         return log_odds(self._coding, mean, variance, self._calibration)
@@ -197,13 +195,13 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         K: Any = None,
         diagonal: Any = None,
     ) -> NDArray[np.bool_]:
-        """Which classes each image may have, a mask (M, classes) in the order of `classes_`: of new images like those
-        of the fit, the right one is among them as often as `coverage`.
+        """Conformal prediction sets: a mask (M, classes) in the order of `classes_` that includes the right class as
+        often as `coverage`, for new images like those of the fit.
 
-        No set is wrong more often than asked because the model is: an image is compared with what leave-one-out says
-        of every training image once it is one of them (full conformal prediction, in closed form). With `by="class"`
-        the coverage is that of each class. An empty set means none of these: the image is unlike all that was seen.
-        Of several labels an image there are sets of no and yes for each, (M, labels, 2).
+        The coverage holds even if the model is wrong: an image is added to the training images and compared with their
+        leave-one-out predictions (full conformal prediction, in closed form). With `by="class"` each class has the
+        coverage. An empty set means that the image is unlike the training images of every class. With several labels
+        per image, each has a set of no and yes, (M, labels, 2).
 
         >>> from cnngp import GPClassifier, datasets
         >>> data = datasets.digits().take(200)
@@ -231,9 +229,9 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         image_noise: ArrayLike | None = None,
         names: Any = None,
     ) -> Self:
-        """Condition on more images, by a block update instead of a new factorisation; they may bring new classes.
+        """Condition on more images, by a block update instead of a new factorisation; they may have new classes.
 
-        What is said of single images is that of `fit`; of `class_weight` a dict is used here too.
+        The arguments are those of `fit`; a `class_weight` that is a dict applies here too.
         """
         labels = read_labels(y)
         said = {"sample_weight": sample_weight, "image_noise": image_noise, "names": names}
@@ -246,10 +244,10 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         return self
 
     def most_uncertain(self, n: int = 10, X: ImagesLike | None = None) -> Numbers:
-        """Rows of the `n` images whose label is least certain (highest entropy first): what to label next.
+        """Rows of the `n` images with the most uncertain label, highest entropy first: candidates to label next.
 
-        Of X, or of the training images by leave-one-out. For labels that may be wrong use `suspect_labels`: an image
-        with a wrong label is as a rule not an uncertain one, as the others are sure of another label.
+        These are rows of X, or of the training images by leave-one-out. To find wrong labels use `suspect_labels`: an
+        image with a wrong label is usually not uncertain, because the others predict another label with confidence.
         """
         self._check_how_many(n)
         P = self.loo_probabilities_ if X is None else self.predict_proba(X)
@@ -259,9 +257,9 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         return self._first(n, entropy, X)
 
     def suspect_labels(self, n: int = 20) -> dict[str, Array]:
-        """The `n` training images whose label the others contradict most, the most suspect first.
+        """Find the `n` training images whose labels are contradicted most by the others, the most suspect first.
 
-        A dict of arrays: `row`; `score`, 1 − the leave-one-out probability of the label that was given (of several
+        Returns a dict of arrays: `row`; `score`, 1 − the leave-one-out probability of the given label (with several
         labels, of the least probable one); `given`; `proposed`, the label that the others predict; `name`.
 
         >>> from cnngp import GPClassifier, datasets
@@ -283,8 +281,8 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
     def explain(
         self, X: ImagesLike | None = None, *, saliency: bool = False, K: Any = None, diagonal: Any = None
     ) -> list[Explanation]:
-        """Why each image is predicted as it is: the training images that speak for and against each class, and with
-        `saliency` where the model looks, which takes gradients of images X.
+        """Explain each prediction by the training images that speak for and against each class, and with `saliency` by
+        the gradient with respect to the pixels of X.
 
         >>> from cnngp import GPClassifier, datasets
         >>> data = datasets.digits().take(200)
@@ -320,10 +318,11 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         return found
 
     def saliency(self, X: ImagesLike, label: Any = None) -> Floats:
-        """What each pixel does to the mean of the predicted class, or of class `label`: its gradient, shaped like X.
+        """Saliency maps: gradient by the pixels of the mean of the predicted class, or of class `label`, shaped like X.
 
-        It goes through the recipe's preparations. Of several labels an image, the one with the largest mean is meant.
-        Positive where more light speaks for the class; absolute values say where the model looks.
+        They include the recipe's preparations. With several labels per image, the predicted class is the one with the
+        largest mean. Values are positive where more brightness speaks for the class; absolute values show where the
+        model looks.
 
         >>> from cnngp import GPClassifier, datasets
         >>> data = datasets.digits().take(100)
@@ -358,7 +357,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         return tags
 
     def _moments(self, X: Any, K: Any, diagonal: Any) -> tuple[Floats, Floats]:
-        """Mean (M, classes) and the variance (M,) that probabilities are made with: 0 where it is left out."""
+        """Mean (M, classes) and variance (M,) for the probabilities: 0 if the variance is left out."""
         asked = self._asked(X, K, diagonal)
         if not (self._calibration.moderated and self.gp_.cheap_variances):
             mean = self.fit_.mean(asked)
@@ -367,7 +366,7 @@ class GPClassifier(ClassifierMixin, GPEstimator):  # type: ignore[misc]
         return mean, variance + self.gp_.amplitude * self.gp_.noise
 
     def _after_fit(self, known: Calibration | None = None) -> None:
-        """What leave-one-out says of the model; its calibration, where a file does not say it."""
+        """Compute the leave-one-out results, and the calibration unless it is known from a file."""
         left = self.gp_.leave_one_out()
         mean, variance, targets = (to_numpy(a) for a in (left.mean, left.variance, left.targets))
         if not self.gp_.cheap_variances:

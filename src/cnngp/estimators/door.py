@@ -1,4 +1,4 @@
-"""The door of an estimator: images, labels and matrices as callers give them, checked once and brought to one form."""
+"""Input validation of the estimators: images, labels and matrices from callers are checked once and converted."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Floats = NDArray[np.float64]
 
 
 class Rows(Protocol):
-    """Images that stay where they are: a memory map, a Zarr array, a view; anything with a shape that gives rows."""
+    """Images that are not loaded as a whole: a memory map, a Zarr array, a view; anything with a shape and rows."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -50,9 +50,9 @@ class Rows(Protocol):
 
 
 ImagesLike = ArrayLike | Rows
-"""What is taken as images or as a kernel matrix: arrays of any library, nested lists, and what is read in parts."""
+"""Accepted images and kernel matrices: arrays of any library, nested lists, and arrays that are read in parts."""
 
-# What noise is divided by in float64 without becoming infinite.
+# Smallest weight by which noise can be divided in float64 without becoming infinite.
 _LEAST_WEIGHT = 1e-200
 
 ONLY_EXACT = "{} needs the exact model: fit without inducing= and with solver='cholesky'"
@@ -60,7 +60,7 @@ ONLY_EXACT = "{} needs the exact model: fit without inducing= and with solver='c
 
 @dataclass(frozen=True)
 class Training:
-    """What a fit learns from, all of one length: images or a matrix, labels, and what is said of single images."""
+    """Training data of a fit, all of one length: images or a matrix, labels, and data of single images."""
 
     images: Images | None
     y: Array
@@ -68,15 +68,15 @@ class Training:
     names: NDArray[np.str_] | None = None
     groups: NDArray[np.intp] | None = None
     image_noise: Floats | None = None
-    """Variances of noise beside that of all images, in the kernel's units."""
+    """Noise variances of single images, added to that of all images, in the kernel's units."""
     y_std: Floats | None = None
     """Standard deviations of measurement errors, in the units of the targets."""
     weight: Floats | None = None
-    """What the noise of an image is divided by; None where that is 1 for all."""
+    """Weights by which the noise of each image is divided; None if all are 1."""
 
     @property
     def noise_of_single_images(self) -> str | None:
-        """The argument that gave it, if one did."""
+        """Name of the argument that sets noise or weights of single images, or None."""
         known = {"image_noise": self.image_noise, "y_std": self.y_std, "sample_weight or class_weight": self.weight}
         return next((name for name, values in known.items() if values is not None), None)
 
@@ -91,7 +91,7 @@ def read_training(
     numbers: bool = False,
     **said: Any,
 ) -> Training:
-    """What a fit was given, `said` as in `described`; `read` checks the labels, or targets that are `numbers`."""
+    """Check the arguments of a fit, `said` as in `described`; `read` checks labels, or targets if `numbers` is True."""
     X, y, K = (known_array(given, name) for given, name in ((X, "X"), (y, "y"), (K, "K")))
     for name, asked in (("learn", request.learning), ("inducing", request.inducing)):
         if asked is not None and K is not None:
@@ -102,7 +102,7 @@ def read_training(
     if X is None and K is None:
         raise DataError("fit needs images X or a kernel matrix K")
     if numbers and (targets := to_numpy(y, "y")).dtype == object:
-        y = as_real(targets, "y")  # before scikit-learn reads text as numbers
+        y = as_real(targets, "y")  # before scikit-learn converts text to numbers
     if K is not None:
         K = as_kernel_matrix(K)
         check_length(K.shape[0], y, "rows of K")
@@ -137,7 +137,7 @@ def described(
     sample_weight: Any = None,
     class_weight: Any = None,
 ) -> Training:
-    """Images with what is said of them, checked, without those of weight 0."""
+    """Check the data of single images and drop images of weight 0."""
     n, weight = len(y), _weights(sample_weight, class_weight, y)
     names = None if names is None else np.array([str(name) for name in names])
     if names is not None and len(names) != n:
@@ -156,9 +156,9 @@ def described(
 
 
 def _read_images(estimator: BaseEstimator, request: Request, X: Any, y: Any, numbers: bool) -> tuple[Images, Any]:
-    """Training images (N, C, …) with scikit-learn's checks of flat rows, and y.
+    """Check training images (N, C, …) and y, with scikit-learn's checks for flat rows.
 
-    With inducing images, what has a shape stays where it is, and is read and checked a block at a time.
+    With inducing images, images with a shape are not loaded, but read and checked in blocks.
     """
     given, streamed = X, request.inducing is not None and hasattr(X, "shape") and axes(X) > 3
     if axes(X) <= 2:
@@ -185,15 +185,16 @@ def _read_images(estimator: BaseEstimator, request: Request, X: Any, y: Any, num
                     "input_shape=(1, height, width)"
                 )
         X = np.asarray(as_images(X, request.working_type))
-        # A model predicts by its training images, so it does not share them with a caller who may overwrite them.
+        # The model needs its training images, so it copies them in case the caller overwrites theirs.
         X = X.copy() if X is given or X.base is not None else X
     return Images(X, request.working_type, streamed), y
 
 
 def _as_image_shape(X: Array, input_shape: Any) -> Array:
-    """X as (N, C, …): arrays of 4 or 5 axes as they are, flat rows and 3 axes by `input_shape`.
+    """Bring X to (N, C, …): arrays of 4 or 5 axes unchanged, flat rows and 3 axes by `input_shape`.
 
-    Without an `input_shape`, flat rows stay features of one location; three axes could be (N, H, W) or (N, C, L).
+    Without an `input_shape`, flat rows stay features of one location, and three axes raise, because they could be
+    (N, H, W) or (N, C, L).
     """
     if input_shape is None:
         if len(X.shape) == 3:
@@ -214,9 +215,9 @@ def _as_image_shape(X: Array, input_shape: Any) -> Array:
 
 
 def read_test(estimator: BaseEstimator, X: Any, fitted: Array, dtype: np.dtype[Any]) -> Array:
-    """Images to predict, of the shape of those that were `fitted`, as one array in the kernel's type.
+    """Check images to predict and bring them to the shape of the `fitted` ones, in the kernel's type.
 
-    Pixels up to 255 for a model of pixels up to 1, or the other way round, give a warning.
+    Warns about pixels up to 255 for a model of pixels up to 1, or the reverse.
     """
     if X is None:
         raise DataError("give images X, or K(test, training) as K=")
@@ -231,7 +232,7 @@ def read_test(estimator: BaseEstimator, X: Any, fitted: Array, dtype: np.dtype[A
             f"{shape_text(shape)} (channels × size); bring them to that shape"
         )
     checked = np.asarray(as_images(images, dtype))
-    if checked.ndim <= 2 or float(checked.min()) < 0.0:  # pixels of files have a place, and are not negative
+    if checked.ndim <= 2 or float(checked.min()) < 0.0:  # rows of features, or not the pixels of files
         return checked
     high, usual = float(checked.max()), float(fitted.max())
     if (high > 100.0 and usual <= 2.0) or (0.0 < high <= 1.0 and 100.0 < usual <= 255.0):
@@ -245,9 +246,9 @@ def read_test(estimator: BaseEstimator, X: Any, fitted: Array, dtype: np.dtype[A
 
 
 def check_real_rows(X: Any) -> Any:
-    """X, flat rows of real numbers, before scikit-learn checks the rest: it would read text and dates as numbers.
+    """Check that flat rows are real numbers, before scikit-learn, which would convert text and dates to numbers.
 
-    Columns of a DataFrame by their types, and by their values where the type does not say, as of categories.
+    Columns of a DataFrame are checked by type, and by value if the type leaves it open, as for categories.
     """
     frame = hasattr(X, "dtypes") and hasattr(X, "columns")
     a = X if frame or hasattr(X, "shape") else to_numpy(X)
@@ -256,28 +257,28 @@ def check_real_rows(X: Any) -> Any:
         kind = getattr(dtype, "kind", "O" if frame else "b")
         if kind in "buif":
             continue
-        if kind == "O":  # other objects than these are refused by scikit-learn
+        if kind == "O":  # scikit-learn raises for other objects
             values = np.asarray(a, dtype=object)
             if not any(isinstance(value, NOT_REAL) for value in (values[:, i] if frame else values).flat):
                 continue
             if not frame:
                 raise DataError("X holds Python objects that are not all real numbers; expected real numbers")
         has = f"a column {name!r} of" if frame else "has"
-        complex_ = ". Complex data not supported" if kind == "c" else ""  # as every estimator has to say
+        complex_ = ". Complex data not supported" if kind == "c" else ""  # wording that scikit-learn requires
         raise DataError(f"X {'has ' if frame else ''}{has} type {dtype}; expected real numbers{complex_}")
     return X
 
 
 def axes(X: Any) -> int:
-    """How many axes an array, or a nested list, has."""
+    """Number of axes of an array or a nested list."""
     return len(X.shape) if hasattr(X, "shape") else np.asarray(X).ndim
 
 
-# ---- matrices, and what is said of single images ---------------------------------------------------------------------
+# ---- matrices, and data of single images -----------------------------------------------------------------------------
 
 
 def as_kernel_matrix(K: Any, columns: int | None = None) -> Any:
-    """A kernel matrix as it is, NumPy's, CuPy's, torch's or one on disk; lists become arrays."""
+    """Check a kernel matrix of NumPy, CuPy, PyTorch or on disk and return it unchanged; lists become arrays."""
     if isinstance(K, str | Path):
         raise DataError(f"K={str(K)!r} is a path; give the array in it, as gram or zarr.open_array returns it")
     matrix = verified(in_place(K, "K"))
@@ -308,7 +309,7 @@ def check_length(n: int, y: Any, what: str) -> None:
 
 
 def _of_each(values: Any, n: int, name: str, what: str) -> Floats:
-    """A number of 0 or more for each image: variances of its noise in the kernel's units, or weights."""
+    """Check one number of 0 or more for each image: noise variances in the kernel's units, errors or weights."""
     numbers = as_real(to_numpy(values, name), name)
     if numbers.shape != (n,):
         raise DataError(f"{name} has shape {numbers.shape}; expected {n} {what} of 0 or more, one for each image")
@@ -318,7 +319,7 @@ def _of_each(values: Any, n: int, name: str, what: str) -> Floats:
 
 
 def _weights(sample_weight: Any, class_weight: Any, labels: Array) -> Floats | None:
-    """What the noise of each image is divided by: its own weight times that of its class; None where that is 1."""
+    """Weight of each image, by which its noise is divided: its own times that of its class; None if all are 1."""
     weight = np.ones(len(labels))
     if class_weight is not None:
         if class_weight != "balanced" and not isinstance(class_weight, Mapping):

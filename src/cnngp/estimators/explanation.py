@@ -1,5 +1,5 @@
-"""Why a model says what it says of an image: the training images that speak for and against each class, and where it
-looks, by gradients of its means with respect to pixels.
+"""Explanations of predictions: the training images that speak for and against each class, and saliency maps, the
+gradients of the means with respect to the pixels.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from .kernels import RecipeKernel
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
-# Of an image's largest pixel, how far pixels are moved to differentiate a preparation; and numbers held at a time.
+# Step of finite differences of a preparation, relative to an image's largest pixel; and numbers in memory at a time.
 _STEP, _ENTRIES = 1e-4, 1 << 22
 
 
 @dataclass(frozen=True)
 class Voice:
-    """A training image with its share in the mean of a class."""
+    """A training image and its share in the mean of a class."""
 
     row: int
     """Its row in `X_`."""
     share: float
     label: Any
-    """None where it is not known, as of inducing images of the caller's own."""
+    """Label of the image; None if unknown, as for inducing images that are not training images."""
     name: str | None
 
     def as_dict(self) -> dict[str, Any]:
@@ -43,35 +43,35 @@ class Voice:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a prediction is made of.
+    """Decomposition of a prediction into shares of the training images.
 
     The exact model's mean of class c at x is a sum over the training images, Σ_i h_i y_ic with h = (K + noise·I)⁻¹k(x):
-    an image with h_i > 0 speaks for its own class and against the others. A model without a factor, or through inducing
-    images, gives the terms k(x, x_i) w_ic of its own sum.
+    an image with h_i > 0 speaks for its own class and against the others. For a model without a factor, or with
+    inducing images, the shares are the terms k(x, x_i) w_ic of its mean.
     """
 
     classes: NDArray[Any]
     predicted: Any
     probabilities: Floats
     mean: Floats
-    """Of each class, between −1 (not it) and +1 (it), as a rule: the sum of `shares` over the training images."""
+    """Mean of each class, the sum of `shares` over the training images; usually between −1 (no) and +1 (yes)."""
     shares: Floats
-    """(training images, classes)."""
+    """Contributions to the mean, (training images, classes)."""
     novelty: float
-    """How unlike all training images: 0 as one of them, 1 nothing in common."""
+    """Novelty relative to the training images: 0 if equal to one of them, 1 if unrelated."""
     novelty_rank: float
-    """The share of the training images that are less novel to the others than this image is; NaN if not known."""
+    """Share of the training images with a smaller leave-one-out novelty than this image; NaN if unknown."""
     labels: NDArray[Any] | None
     names: NDArray[np.str_] | None
     saliency: Floats | None = None
-    """∂/∂pixel of the mean of the predicted class, in the shape of the image, where that was asked for."""
+    """∂/∂pixel of the mean of the predicted class, in the shape of the image, if requested."""
 
     def speaking_for(self, label: Any = None, n: int = 5) -> list[Voice]:
-        """The `n` training images with the largest shares in the mean of a class, by default the predicted one."""
+        """Return the `n` training images with the largest shares in a class's mean, by default the predicted one's."""
         return self._voices(label, n, 1.0)
 
     def speaking_against(self, label: Any = None, n: int = 5) -> list[Voice]:
-        """The `n` training images with the most negative shares in the mean of a class."""
+        """Return the `n` training images with the most negative shares in the mean of a class."""
         return self._voices(label, n, -1.0)
 
     def _voices(self, label: Any, n: int, sign: float) -> list[Voice]:
@@ -81,7 +81,7 @@ class Explanation:
         return [Voice(i, float(share[i]), labels[i], None if names[i] is None else str(names[i])) for i in first]
 
     def as_dict(self, n: int = 5) -> dict[str, Any]:
-        """The predicted class's voices and all numbers, for JSON. `rest` is what all other training images add."""
+        """Values for JSON: the main shares in the predicted class; `rest` is the sum of all other shares."""
         column = self._column(None)
         voices = [*self.speaking_for(n=n), *self.speaking_against(n=n)]
         return {
@@ -108,7 +108,7 @@ class Explanation:
         return "\n".join(lines)
 
     def _column(self, label: Any) -> int:
-        """The class's column: that of `label`, or of the largest mean."""
+        """Column of the class `label`, or of the class with the largest mean."""
         if label is None:
             return int(self.mean.argmax())
         found = np.flatnonzero(self.classes == label)
@@ -117,11 +117,11 @@ class Explanation:
         return int(found[0])
 
 
-# ---- where it looks --------------------------------------------------------------------------------------------------
+# ---- saliency --------------------------------------------------------------------------------------------------------
 
 
 def slopes(kernel: RecipeKernel, X: Array, Z: Array, weights: Floats) -> Floats:
-    """∂/∂x_m of Σ_j weights_mj k(x_m, z_j) for every image x_m of X, in the shape of X."""
+    """Gradient ∂/∂x_m of Σ_j weights_mj k(x_m, z_j) for each image x_m of X, in the shape of X."""
     total = np.zeros(X.shape)
     for t in kernel.terms:
         x, z = (to_numpy(t.images(images).array) for images in (X, Z))
@@ -133,7 +133,7 @@ def slopes(kernel: RecipeKernel, X: Array, Z: Array, weights: Floats) -> Floats:
 def _of_kernel(kernel: Kernel, x: Array, z: Array, weights: Floats) -> Floats:
     if kernel.symmetry is None:
         return np.asarray(to_numpy(kernel.gradient(x, z, weights, wrt="images", progress=False)[0]), np.float64)
-    # Σ_gh k(h x, g z)/|G|², of which all h say the same where the network commutes with them.
+    # Σ_gh k(h x, g z)/|G|²; if the network commutes with the group, all h give the same sum.
     maps = maps_of(kernel.symmetry)
     engine = kernel.engine_for(x.shape[1:])
     moves = maps[:1] if isinstance(engine, SymmetricEngine) and engine.commutes else maps
@@ -145,17 +145,17 @@ def _of_kernel(kernel: Kernel, x: Array, z: Array, weights: Floats) -> Floats:
 
 
 def _inverse(h: Map, maps: tuple[Map, ...], x: Array) -> Map:
-    """The map of the group that takes back what h does."""
+    """Return the inverse of h in the group."""
     places = np.arange(x[0].size).reshape(x.shape[1:])
     return next(g for g in maps if np.array_equal(g(h(places)), places))
 
 
 def _before(preparation: Preparation, X: Array, slopes: Floats) -> Floats:
-    """Slopes by prepared images as slopes by the images themselves, pixel by pixel, by differences of second order."""
+    """Convert slopes by prepared images to slopes by the original pixels, by central differences of the preparation."""
     found = np.empty(X.shape)
     for image, by_prepared, result in zip(X.astype(np.float64), slopes, found, strict=True):
         step = _STEP * max(float(np.abs(image).max()), np.finfo(np.float64).tiny)
-        for pixels in blocks(image.size, max(1, _ENTRIES // image.size)):  # one of them moved in each copy
+        for pixels in blocks(image.size, max(1, _ENTRIES // image.size)):  # each copy moves one of them
             moves = step * np.eye(pixels.stop - pixels.start, image.size, pixels.start).reshape(-1, *image.shape)
             ahead, behind = (preparation.transform(image + s * moves).reshape(len(moves), -1) for s in (1.0, -1.0))
             result.reshape(-1)[pixels] = (ahead - behind) @ by_prepared.reshape(-1) / (2.0 * step)

@@ -1,4 +1,4 @@
-"""`Fit`: a posterior with the recipe, the kernel and the images that it was made of; it predicts and grows."""
+"""`Fit`: a posterior with its recipe, kernel and images; it makes predictions and takes more training images."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
-# Entries of K(test, training) that are held at a time.
+# Entries of K(test, training) that are in memory at a time.
 _CHUNK = 1 << 23
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be predicted: images, or rows of K(test, training) in their place, and k(x, x) where it is needed."""
+    """Inputs of a prediction: images, or rows of K(test, training) instead, with k(x, x) if variances are needed."""
 
     images: Array | None
     K: Any = None
@@ -57,26 +57,26 @@ class Asked:
 
 @dataclass(frozen=True)
 class Fit:
-    """What a fit leaves. Without images (`X`, `kernel` and `recipe` None) it was made of a matrix alone."""
+    """Result of a fit. Without images (`X`, `kernel` and `recipe` None) it was a fit to a matrix alone."""
 
     posterior: Posterior
     report: FitReport
     kernel: RecipeKernel | None = None
     recipe: Recipe | None = None
     X: Array | None = None
-    """The images that K(test, …) is computed with, training or inducing ones, as they were given."""
+    """Training or inducing images with which K(test, …) is computed, without preparation."""
     rows: NDArray[np.intp] | None = None
-    """Which training images the inducing ones are: None without inducing images, empty for others."""
+    """Rows of the inducing images among the training images: None without inducing images, empty if they are others."""
     y: Array | None = None
     names: Array | None = None
     choice: Choice | None = None
     learned: Learned | None = None
     store: Any = None
-    """Where K(test, training) is kept."""
+    """Store of K(test, training)."""
 
     @property
     def only_kernel(self) -> RecipeKernel:
-        """The kernel; a `DataError` where there is none."""
+        """The kernel; raises `DataError` if there is none."""
         if self.kernel is None or self.X is None:
             raise DataError("the model was fitted on a kernel matrix alone; give K(test, training) as K=")
         return self.kernel
@@ -84,9 +84,9 @@ class Fit:
     # ---- predicting ----------------------------------------------------------------------------------------------
 
     def blocks(self, asked: Asked) -> Iterator[tuple[slice, Any]]:
-        """K(test, training), some rows at a time."""
+        """Yield K(test, training), some rows at a time."""
         K, step = asked.K, max(1, _CHUNK // self.posterior.points)
-        if asked.images is not None and self.store is not None:  # under a name of its own for each pair of sets
+        if asked.images is not None and self.store is not None:  # each pair of sets has its own name
             digest = hashlib.sha256()
             for images in (asked.images, np.asarray(self.X)):
                 digest.update(str(images.shape).encode() + np.ascontiguousarray(images).data)
@@ -101,17 +101,17 @@ class Fit:
                 bar.update(rows.stop - rows.start)
 
     def over(self, asked: Asked, of: Callable[[Any, Floats], Any]) -> Array:
-        """What `of` says of K(test, training) and k(x, x), some rows at a time."""
+        """Apply `of` to K(test, training) and k(x, x), some rows at a time, and concatenate."""
         diagonal = self.diagonal(asked)
         return np.concatenate([to_numpy(of(block, diagonal[rows])) for rows, block in self.blocks(asked)])
 
     def cross(self, images: Array) -> Any:
-        """K(images, training)."""
+        """Return K(images, training)."""
         kernel = self.only_kernel
         return kernel(images, self.X, output=output_on(kernel.device), progress=False)
 
     def among(self, images: Array) -> Any:
-        """K(images, images)."""
+        """Return K(images, images)."""
         kernel = self.only_kernel
         return kernel(images, output=output_on(kernel.device))
 
@@ -119,7 +119,7 @@ class Fit:
         return np.concatenate([to_numpy(self.posterior.mean(block)) for _, block in self.blocks(asked)])
 
     def moments(self, asked: Asked) -> tuple[Floats, Floats]:
-        """Means (M, outputs) and variances (M,)."""
+        """Posterior means (M, outputs) and variances (M,)."""
         diagonal, means, variances = self.diagonal(asked), [], []
         for rows, block in self.blocks(asked):
             means.append(to_numpy(self.posterior.mean(block)))
@@ -131,25 +131,25 @@ class Fit:
         return to_numpy(self.posterior.mean(K)), to_numpy(self.posterior.covariance(K, self.among(images)))
 
     def diagonal(self, asked: Asked) -> Floats:
-        """k(x, x) of what is to be predicted."""
+        """Return k(x, x) of the test points."""
         if asked.images is None:
             return checked_diagonal(asked.diagonal, len(asked))
         return self.only_kernel.diag(asked.images)
 
     @property
     def variances(self) -> Floats:
-        """k(x, x) of the images that the posterior answers by."""
+        """k(x, x) of the training or inducing images."""
         own = self.posterior.variances if self.X is None else self.only_kernel.diag(self.X)
         return to_numpy(own).astype(np.float64)
 
     def of_points(self, values: Any) -> Any:
-        """Of what is said of all training images, what is said of those that the posterior answers by."""
+        """Select from values of all training images those of the posterior's points; None if these are other images."""
         if values is None or self.rows is None:
             return values
         return values[self.rows] if len(self.rows) else None
 
     def saliency(self, images: Array, outputs: NDArray[np.intp]) -> Floats:
-        """∂/∂pixel of the mean of one of the outputs for each image, in the shape of the images."""
+        """Gradient by the pixels of the mean of one output for each image, in the shape of the images."""
         from .explanation import slopes
 
         return slopes(self.only_kernel, images, np.asarray(self.X), to_numpy(self.posterior.alpha)[:, outputs].T)
@@ -157,7 +157,7 @@ class Fit:
     # ---- growing -------------------------------------------------------------------------------------------------
 
     def grown(self, added: Training, Y: Floats, new_outputs: Sequence[int] = ()) -> Fit:
-        """The fit to more images, with labels or targets as outputs `Y`; `new_outputs` were not there before."""
+        """Return the fit to more images, with outputs `Y`; `new_outputs` as in `ExactGP.add`."""
         from cnngp.gp.inducing import InducingGP
 
         from .inducing import Source
@@ -176,11 +176,11 @@ class Fit:
             X = np.concatenate([X, images.pixels])
             codes = Images(X, X.dtype).codes()
             repeated, computed = int(is_repeated(codes).sum()), time.perf_counter()
-            # New images are groups of their own, but for those that equal others.
+            # Each new image is its own group, unless it equals another.
             groups = left_out_together(with_new(posterior.groups, n), codes)
             errors = None if added.y_std is None else added.y_std**2
             posterior.add(K_new_old, K_new, Y, noise, groups, new_outputs, errors)
-        elif isinstance(posterior, InducingGP):  # which learns from other images without keeping them
+        elif isinstance(posterior, InducingGP):  # does not keep images that are not inducing ones
             if len(new_outputs):
                 raise MatrixError(
                     "a model through inducing images does not keep the other images, so it cannot take a new class; "
@@ -211,7 +211,7 @@ class Fit:
     # ---- files ---------------------------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Any], dict[str, Array]]:
-        """Numbers and arrays for a file, of which `restored` makes the same fit."""
+        """Numbers and arrays for a file, from which `restored` rebuilds the fit."""
         kernel, recipe = self.kernel, self.recipe
         if self.X is None or kernel is None or recipe is None:
             raise ModelFileError("a model fitted on a kernel matrix alone has no images to save; pass X to fit as well")
@@ -230,8 +230,8 @@ class Fit:
 
     @classmethod
     def restored(cls, header: dict[str, Any], arrays: dict[str, Array], make: Callable[..., Kernel]) -> Fit:
-        """The fit of a file, whose kernels `make(network, symmetry)` makes; `ValueError`, `KeyError` or such where it
-        contradicts itself.
+        """Rebuild the fit of a file, with kernels from `make(network, symmetry)`; raises `ValueError`, `KeyError` or
+        similar if the file contradicts itself.
         """
         from cnngp.gp.inducing import InducingGP
         from cnngp.gp.iterative import IterativeGP
@@ -270,5 +270,5 @@ class Fit:
 
             learned = Learned.from_dict(header["learned"])
         fit = cls(posterior, report, kernel, recipe, X, rows, arrays.get("y"), arrays.get("names"), learned=learned)
-        _ = report.verdict, report.rows(), str(learned)  # can be shown
+        _ = report.verdict, report.rows(), str(learned)  # raise here if the file's values cannot be displayed
         return fit

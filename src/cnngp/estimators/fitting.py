@@ -1,4 +1,4 @@
-"""A fit from checked values: images and targets, a recipe that was asked for or chosen, a posterior, a `Fit`."""
+"""Pipeline of a fit, from checked images and targets through the recipe and the posterior to a `Fit`."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from .training_images import Images, balanced, is_repeated, joined, left_out_tog
 if TYPE_CHECKING:
     from .learning import Learned
 
-# Of groups of images, of which learn= takes one image each.
+# Smallest number of groups for learn=, which uses one image of each.
 _FEWEST_GROUPS = 20
-# A solve of no more images is over before anybody waits for it.
+# A solve of up to this many images is too short for a progress bar.
 _SOLVED_AT_ONCE = 1500
 
 
 def fit(request: Request, training: Training, targets: Targets, tell: Tell = None) -> Fit:
-    """The pipeline: what is left out together, the recipe, the variances to learn, the posterior, the report.
+    """Find the groups that are left out together, choose the recipe, learn variances, compute posterior and report.
 
-    `tell` is called as stages are reached: "choosing" with the number of recipes, "chosen" with the `Choice`, "kernel"
-    with the kernel and the images that it is about to be computed for.
+    `tell` is called at each stage: "choosing" with the number of recipes, "chosen" with the `Choice`, "kernel" with the
+    kernel and the images, before the matrix is computed.
     """
     images, given = training.images, training.K is not None
     if images is None:
@@ -57,7 +57,7 @@ def fit(request: Request, training: Training, targets: Targets, tell: Tell = Non
     training = replace(training, groups=together if request.inducing is None else joined(together))
     recipe = request.recipe
     choice: Choice | None = None
-    # Where a matrix is given, or variances are to be learned, there is nothing to compare.
+    # With a given matrix, or variances to learn, there is nothing to compare.
     compare = not given and request.learning is None
     if recipe is None or (request.preparation == "loo" and compare):
         n, m = len(images), request.inducing
@@ -105,7 +105,7 @@ def fit(request: Request, training: Training, targets: Targets, tell: Tell = Non
 def _learned(
     request: Request, asked: Learning, training: Training, images: Images, targets: Targets, recipe: Recipe
 ) -> Learned:
-    """The network of the recipe with its variances learned."""
+    """Learn the variances of the recipe's network."""
     from .learning import Problem, learned
 
     names = names_of(training.groups)
@@ -131,7 +131,7 @@ def _learned(
 
 
 def _exact(request: Request, training: Training, targets: Targets, kernel: RecipeKernel | None, noise: Noise) -> Fit:
-    """The posterior of all images, by a factor of their matrix or, where that does not fit, by iteration over it."""
+    """Compute the exact posterior of all images, by Cholesky or, if the factor does not fit in memory, iteratively."""
     images, K, Y, store, weight = training.images, training.K, targets.Y, request.store, training.weight
     given = K is not None
     device: ActualDevice = "cpu" if kernel is None else kernel.device
@@ -163,7 +163,7 @@ def _exact(request: Request, training: Training, targets: Targets, kernel: Recip
     compiling, computing, engine = 0.0, 0.0, "given matrix"
     if kernel is not None and images is not None:
         if not given:
-            if store is None:  # with a store there may be nothing left to compute
+            if store is None:  # a store may already hold the matrix
                 compiling = kernel.prepare(images.at(slice(0, 1024)))
             began = time.perf_counter()
             try:
@@ -182,13 +182,13 @@ def _exact(request: Request, training: Training, targets: Targets, kernel: Recip
     if method == "cholesky":
         K = as_matrix(K)
         precision = np.dtype(K.dtype if kernel is None or given else kernel.dtype)
-        own = kernel is not None and not kernel.single and not given  # a sum, which is in float64 already
+        own = kernel is not None and not kernel.single and not given  # a sum of terms, already in float64
         A = float64_buffer(K, overwrite=own, on_gpu=device == "cuda")
         del K
         began = time.perf_counter()
         doing = "choosing the noise and solving" if isinstance(noise, str) else "solving"
         with warnings.catch_warnings(), progress_bar(1, doing, "solve", wanted=len(Y) > _SOLVED_AT_ONCE, delay=0.0):
-            if by_default:  # nobody asked for a search, so the report says it instead
+            if by_default:  # the search is a default, so the report says this instead of a warning
                 warnings.filterwarnings("ignore", r"noise='loo' chose the most noise", UserWarning)
             posterior = ExactGP(
                 A,
@@ -216,13 +216,13 @@ def _exact(request: Request, training: Training, targets: Targets, kernel: Recip
 
 
 def _choose_solver(asked: Method, n: int, K: Any, store: bool, entry: int, noise: Noise, device: ActualDevice) -> str:
-    """Cholesky unless another solver was asked for, or the matrix is in a store and its factor is beyond memory.
+    """Choose Cholesky unless another solver was requested, or the matrix is in a store and its factor exceeds memory.
 
-    `entry` is the size in bytes of an entry of the kernel matrix as it is computed.
+    `entry` is the size in bytes of an entry of the computed kernel matrix.
     """
     stored = store or isinstance(getattr(K, "chunks", None), tuple)
-    # The matrix as it comes (from a store it comes by tiles), the float64 buffer; "ml" needs eigenvectors and workspace
-    # for all points, "loo" for a few thousand.
+    # The computed matrix (unless it is given or read from a store by tiles) and the float64 buffer; "ml" also needs
+    # eigenvectors and workspace for all points, "loo" for a few thousand.
     first = 0 if K is not None or stored else entry
     searched = searched_points(noise, n)
     need = (first + 8) * n * n + 24 * searched * searched
@@ -250,7 +250,7 @@ def _choose_solver(asked: Method, n: int, K: Any, store: bool, entry: int, noise
 def _inducing(
     request: Request, training: Training, images: Images, targets: Targets, kernel: RecipeKernel, noise: Noise
 ) -> Fit:
-    """The posterior through inducing images, with its measured distance from the exact one."""
+    """Compute the posterior with inducing images, and its measured excess error over the exact one."""
     from .inducing import Source, asked_for, excess, fit_inducing, pilot
 
     groups = training.groups
@@ -268,6 +268,6 @@ def _inducing(
     fitted = time.perf_counter()
     sample = chosen.Z[:64]
     numbers |= checked_sample(kernel, sample, to_numpy(kernel(sample)), given=False) | measured(posterior)
-    # One pass computes the kernels and adds up the system, so its time is that of the kernels.
+    # One pass computes the kernels and sums the system, so its time counts as that of the kernels.
     report = FitReport(len(targets.Y), kernel.engine(images.shape[1:]), fitted - start, 0.0, **numbers)
     return Fit(posterior, report, kernel, X=chosen.Z, rows=chosen.rows, store=request.store)

@@ -1,11 +1,10 @@
-"""Fitting through inducing images: which they are, one pass over the training images, and how far off the result is.
+"""Fitting with inducing images: their choice, one pass over the training images, and the error of the approximation.
 
-By default those are chosen whose targets the others explain least: docs/solve.md has figures. The exact process of all
-images is what inducing images are there to avoid, so the model cannot be compared with it. But it can on some images
-(the pilot): both are fitted to these, the approximation through the same share of them as the large one, and both are
-asked for images that neither has seen. How much of the error is the approximation's doing depends on the data; that
-share, applied to the error of the large fit, is reported. It tends to be too large, because the share falls slowly as
-sets grow, and is seldom too small.
+By default the images are chosen whose targets the others explain least; docs/solve.md has figures. The exact GP of all
+images is too expensive to compare with, so the comparison uses a part of the images (the pilot): both models are fitted
+to it, the approximation with the same share of inducing images as the large fit, and both predict images that neither
+has seen. The share of the pilot's error that is due to the approximation, applied to the error of the large fit, is
+reported. It tends to be too large, because the share falls slowly as sets grow, and is seldom too small.
 """
 
 from __future__ import annotations
@@ -40,32 +39,32 @@ from .training_images import Images, is_repeated
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
 Wrong = Callable[[Floats, Floats], NDArray[np.bool_]]
-"""Means and targets (M, outputs) → which of the M images are classified wrongly."""
+"""Means and targets (M, outputs) → mask of the M images that are classified wrongly."""
 
-# Entries of K(images, inducing) that are worked on at a time.
+# Entries of K(images, inducing) that are in memory at a time.
 _ENTRIES = {"cpu": 1 << 22, "cuda": 1 << 26}
-# Images that are looked at for each one chosen, and steps in which they are chosen. One step (half at random, half the
-# worst of the rest) leaves resnet(32) on MNIST a third further from the exact GP than eight, and sixteen gain 2 %.
+# Candidates per inducing image, and rounds in which these are chosen. One round (half at random, half the worst of the
+# rest) leaves resnet(32) on MNIST a third further from the exact GP than eight, and sixteen gain 2 %.
 _CANDIDATES, _ROUNDS = 9, 8
-# Of the mean diagonal, in the model that chooses: with less it runs after wrong labels.
+# Noise of the model that chooses, relative to the mean diagonal: with less it would choose wrong labels.
 _NOISE = 1e-2
-# Of the training images, those kept for leave-one-out where the inducing ones are chosen: a quarter, at least so many,
-# and no more than SAMPLE. Where that is over half of what is not chosen, none are kept.
+# Training images reserved for leave-one-out if the inducing images are chosen: a quarter, at least the second number
+# and at most SAMPLE. If that is over half of the images that are not chosen, none are reserved.
 _SHARE, _FEWEST_KEPT = 4, 64
-# How much less images count about which the inducing ones say little; leave-one-out takes the best. docs/solve.md.
+# Discounts of images that the inducing images explain badly; leave-one-out chooses the best. See docs/solve.md.
 _DISCOUNTS = (0.0, 30.0, 100.0, 300.0, 1000.0)
-# The pilot's images: m to fit, but between so many and never more than half of all; and 15 % to predict, but between so
-# many and never more than 30 %. Fewer than the last number say nothing.
+# Images of the pilot: m to fit, within the first bounds and at most half of all; 15 % to predict, within the second
+# bounds and at most 30 %. Fewer than the last number are not informative.
 _FITTED, _TRIED, _FEWEST = (2_000, 10_000), (1_024, 4_096), 64
-# Images from which the noise of the exact process is chosen: an eigendecomposition takes long.
+# Images from which the noise of the exact GP is selected, because an eigendecomposition is slow.
 _NOISE_FROM = 1500
 
 
 @dataclass(frozen=True)
 class Source:
-    """Training images with their targets `Y` (N, outputs), and the kernel that they are seen with, where it computes.
+    """Training images with their targets `Y` (N, outputs), and their kernel.
 
-    `store` keeps what is computed; `noise`, `loss` and `groups` are those of `InducingGP`.
+    `store` keeps computed kernels; `noise`, `loss` and `groups` are those of `InducingGP`.
     """
 
     images: Images
@@ -82,26 +81,26 @@ class Source:
 
     @property
     def xp(self) -> Any:
-        """The module whose arrays live where the kernel does."""
+        """Array module of the kernel's device, `numpy` or `cupy`."""
         return array_module(self.kernel.device)
 
     def at(self, rows: Codes) -> Source:
-        """Some of the images."""
+        """Select some of the images."""
         X, groups = self.images.at(rows), None if self.groups is None else self.groups[rows]
         return replace(self, images=Images(X, X.dtype), Y=self.Y[rows], groups=groups)
 
     def bytes_of_candidate(self, m: int) -> int:
-        """Of an image that may be chosen: its pixels, and its kernels with the m that are."""
+        """Memory of one candidate: its pixels and its kernel entries with the m chosen images."""
         return int(self.images.dtype.itemsize * (m + np.prod(self.images.shape[1:])))
 
     def block(self, m: int) -> int:
-        """Images whose kernels with m inducing ones are worked on at a time."""
+        """Number of images whose kernel entries with m inducing images are in memory at a time."""
         return max(1, _ENTRIES[self.kernel.device] // m)
 
     def columns(self, X: Any, Z: Array, rows: Codes | None = None) -> Any:
-        """K(X, Z) where the kernel's device is, or in a store inside `store`, so that a killed fit goes on.
+        """Compute K(X, Z) on the kernel's device, or in a part of `store`, so that a killed fit can continue.
 
-        X are all images, or those in `rows`; many fits may share a store, each with parts of its own.
+        X are all images, or those in `rows`; many fits may share a store, each with its own parts.
         """
         if self.store is None:
             return self.kernel(X, Z, output=output_on(self.kernel.device))
@@ -111,13 +110,13 @@ class Source:
         return self.kernel(X, Z, store=child(self.store, f"inducing-{digest.hexdigest()[:16]}"))
 
     def rows_of(self, columns: Sequence[Any], rows: slice | Codes) -> Any:
-        """K(X[rows], Z) from K(X, Z) in parts, arrays of `xp` or of Zarr."""
+        """Return K(X[rows], Z) from the `columns` of K(X, Z), arrays of `xp` or of Zarr."""
         xp = self.xp
         at = rows if isinstance(rows, slice) else xp.asarray(rows)
         return xp.concatenate([xp.asarray(c.oindex[rows]) if hasattr(c, "oindex") else c[at] for c in columns], axis=1)
 
     def parts(self, Z: Array, columns: Sequence[Any] = ()) -> Iterator[Part]:
-        """K(X, Z), Y and k(x, x), some rows at a time; K from `columns` of it where it has been computed."""
+        """Yield K(X, Z), Y and k(x, x), some rows at a time; K from its `columns` if these have been computed."""
         output = output_on(self.kernel.device)
         with progress_bar(len(self), "kernel", "image") as bar:
             for rows in blocks(len(self), self.block(len(Z))):
@@ -129,8 +128,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Inducing images `Z`, their `rows` among the training images (none for images of the caller's own), and
-    K(training images, Z), some `columns` after the other, where the choice had to compute all of it.
+    """Inducing images `Z`, their `rows` among the training images (empty for other images), and the `columns` of
+    K(training images, Z) if the choice had to compute all of it.
     """
 
     rows: Codes
@@ -139,7 +138,7 @@ class Chosen:
 
 
 def asked_for(images: Images, inducing: Any) -> int | Chosen:
-    """How many images are to be chosen, or those that the caller has chosen: row numbers, or images of their own."""
+    """Read `inducing=`: the number of images to choose, or the caller's choice, by row numbers or as images."""
     n, shape = len(images), images.shape[1:]
     if isinstance(inducing, Integral):
         if not 1 <= int(inducing) <= n or inducing is True:
@@ -159,16 +158,15 @@ def asked_for(images: Images, inducing: Any) -> int | Chosen:
     return Chosen(np.empty(0, np.intp), np.asarray(as_images(given, images.dtype, "inducing")))
 
 
-# ---- which images ----------------------------------------------------------------------------------------------------
+# ---- choice of the images --------------------------------------------------------------------------------------------
 
 
 def choose(source: Source, m: int, reserved: Codes, rng: np.random.Generator, room: int | None = None) -> Chosen:
-    """Some rows at random, then in rounds those from whose targets the exact GP of the rows so far is furthest.
+    """Choose some rows at random, then in rounds those with the largest error of the exact GP of the rows so far.
 
-    The `reserved` rows are taken only when no others are left: what the model says of images that were passed over
-    because it was right about them, or chosen because it was wrong, is no measure of what it says of others. Images
-    that are there twice come last. Without a store, kernels and images take no more than `room` bytes, but those of 2·m
-    candidates.
+    The `reserved` rows are chosen only if no others are left: predictions of images that were passed over because the
+    model was right about them, or chosen because it was wrong, are not representative. Repeated images come last.
+    Without a store, kernels and images take at most `room` bytes, or the memory of 2·m candidates if that is more.
     """
     images, n, size = source.images, len(source), _CANDIDATES * m
     if m == n:
@@ -181,7 +179,7 @@ def choose(source: Source, m: int, reserved: Codes, rng: np.random.Generator, ro
         pool = np.sort(drawn[~np.isin(drawn, reserved)][:size])
     all_of_them = len(pool) == n
     X, targets = images.at(slice(0, n) if all_of_them else pool), source.Y[pool]
-    # Two equal images in one round would make the matrix of the chosen singular.
+    # Two equal images in one round would make the kernel matrix of the chosen images singular.
     group = np.where(is_repeated(Images(X, X.dtype).codes()), 2, np.isin(pool, reserved))
     at, columns, errors = np.empty(0, np.intp), [], rng.random(len(pool))
     for part in np.array_split(np.arange(m), min(_ROUNDS, m)):
@@ -196,7 +194,7 @@ def choose(source: Source, m: int, reserved: Codes, rng: np.random.Generator, ro
 
 
 def _errors(source: Source, columns: Sequence[Any], at: Codes, targets: Floats) -> Floats:
-    """Squared errors of the exact GP of the images `at`, on all."""
+    """Squared errors on all candidates of the exact GP of the images `at`."""
     xp = source.xp
     K = float64_buffer(source.rows_of(columns, at), overwrite=True)
     factor, _ = factorised(K, _NOISE * float(K.diagonal().mean()))
@@ -211,7 +209,7 @@ def _errors(source: Source, columns: Sequence[Any], at: Codes, targets: Floats) 
 
 
 def fit_inducing(source: Source, asked: int | Chosen, amplitude: Amplitude = "ml") -> tuple[InducingGP, Chosen]:
-    """The model, and its inducing images: those that were `asked_for`."""
+    """Fit the model with the inducing images of `asked_for`; return both."""
     n, device, groups = len(source), source.kernel.device, source.groups
     m = asked if isinstance(asked, int) else len(asked.Z)
     share = min(max(n // _SHARE, _FEWEST_KEPT), SAMPLE)
@@ -233,7 +231,7 @@ def fit_inducing(source: Source, asked: int | Chosen, amplitude: Amplitude = "ml
     if isinstance(chosen, int):
         free = memory.available(device)
         reserved = sample if reserves else np.empty(0, np.intp)
-        rng = np.random.default_rng(source.seed)  # so that what is chosen does not depend on how many are reserved
+        rng = np.random.default_rng(source.seed)  # so that the choice does not depend on the number of reserved images
         chosen = choose(source, chosen, reserved, rng, None if free is None else free - need)
     columns = chosen.columns
     if source.store is not None and not columns:
@@ -253,26 +251,26 @@ def fit_inducing(source: Source, asked: int | Chosen, amplitude: Amplitude = "ml
     return gp, chosen
 
 
-# ---- how far off -----------------------------------------------------------------------------------------------------
+# ---- error of the approximation --------------------------------------------------------------------------------------
 
 
 def excess(small: Floats, exact: Floats, error: float, of: int) -> tuple[float, float]:
-    """By how much a fit that errs in the share `error` `of` so many images is above the exact one, and the standard
-    error of that: from which images both models get wrong on a part, (M,) of 0 and 1.
+    """Estimate by how much the error rate `error`, found on `of` images, exceeds that of the exact GP, with a standard
+    error, from the errors of both models on the pilot's images, (M,) of 0 and 1.
     """
     mistakes, uncertainty = float(small.mean()), float((small - exact).std()) / math.sqrt(len(small))
     if not mistakes > 0.0:
         return 0.0, 0.0
-    likely = (error * of + 1.0) / (of + 2.0)  # of few images none may be wrong; that does not make the error 0
+    likely = (error * of + 1.0) / (of + 2.0)  # no errors on a few images do not mean an error of 0
     share = max(mistakes - float(exact.mean()), 0.0) / mistakes
     return share * error, math.hypot(uncertainty * likely / mistakes, share * math.sqrt(likely * (1.0 - likely) / of))
 
 
 def pilot(source: Source, asked: int | Chosen, wrong: Wrong) -> tuple[Floats, Floats] | None:
-    """Which of some unseen images the approximation and the exact process of some others get wrong, (M,) of 0 and 1.
+    """Errors on unseen images of the approximation and of the exact GP, fitted to some others, (M,) of 0 and 1 each.
 
-    None where there are too few, or the inducing images are not some of them. Images of one group are not divided:
-    those that are predicted belong to others than those that are fitted.
+    None if there are too few images, or the inducing images are not training images. Groups are not divided between
+    the images that are fitted and those that are predicted.
     """
     n, xp, groups = len(source), source.xp, source.groups
     m = asked if isinstance(asked, int) else len(asked.rows)
@@ -283,7 +281,7 @@ def pilot(source: Source, asked: int | Chosen, wrong: Wrong) -> tuple[Floats, Fl
     rng = np.random.default_rng(None if source.seed is None else [source.seed, n, m])
     if groups is None:
         few, unseen = (np.sort(rows) for rows in np.split(rng.choice(n, size + tried, replace=False), [size]))
-    else:  # one of each group that is not fitted
+    else:  # one image of each group that is not fitted
         few, others = whole_groups(groups, size, rng), one_of_each(groups, n)
         unseen = np.sort(rng.permutation(others[~np.isin(groups[others], groups[few])])[:tried])
     size = len(few)
@@ -291,11 +289,11 @@ def pilot(source: Source, asked: int | Chosen, wrong: Wrong) -> tuple[Floats, Fl
         return None
     part = source.at(few)
     X, Y, m = part.images.pixels, part.Y, max(round(size * m / n), 1)
-    # Given rows are no better than any others, for all that is known.
+    # Rows given by the caller are replaced by arbitrary ones, assumed to be as good.
     same = m if isinstance(asked, int) else Chosen(np.arange(m), X[:m])
     K, K_unseen = (part.rows_of([part.columns(source.images.at(at), X, at)], slice(None)) for at in (few, unseen))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the small fits, whose matrices are shown to no one
+        warnings.simplefilter("ignore")  # from the small fits, which the user does not see
         model, chosen = fit_inducing(part, same)
         K = K.astype(xp.float64)
         K[xp.arange(size), xp.arange(size)] = xp.asarray(source.kernel.diag(X))

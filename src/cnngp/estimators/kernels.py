@@ -1,4 +1,4 @@
-"""The kernel of a recipe: images in, the matrix of the sum of its terms out, in memory or in a store."""
+"""Kernel of a recipe: the weighted sum of its terms' kernels on images, in memory or in a store."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _elements = lru_cache(maxsize=1024)(placed.elements_of)
 
 @dataclass
 class TermKernel:
-    """A term's kernel, and its preparation as fitted to the training images; `factor` multiplies its matrix."""
+    """Kernel of a term with its preparation, fitted to the training images; `factor` multiplies its matrix."""
 
     term: Term
     kernel: Kernel
@@ -44,7 +44,7 @@ class TermKernel:
         return bool(self.term.preparation == "plain")
 
     def images(self, X: Array | Images, again: bool = False) -> Any:
-        """Images as this kernel takes them; those that come `again`, as training images do, are kept."""
+        """Prepare images for this kernel; with `again`, as for training images, the result is cached."""
         if isinstance(X, Images):
             if X.streamed:
                 return X.pixels if self.is_plain else PreparedRows(X, self)
@@ -63,7 +63,7 @@ class TermKernel:
 
 
 class PreparedRows:
-    """Images that stay where they are, each prepared when it is read."""
+    """Lazy view of images that are not in memory, prepared when they are read."""
 
     def __init__(self, images: Images, term: TermKernel) -> None:
         self._images, self._term, self.dtype = images, term, images.dtype
@@ -79,7 +79,7 @@ class PreparedRows:
 
 
 class StoredSum:
-    """Matrices in stores, multiplied and added up when their rows are read."""
+    """Weighted sum of matrices in stores, computed when rows are read."""
 
     def __init__(self, parts: Sequence[Any], factors: Sequence[float]) -> None:
         self._parts, self._factors = parts, factors
@@ -93,24 +93,24 @@ class StoredSum:
 
 
 class RecipeKernel:
-    """Σ_t factor_t · K_t on images as they come, with the interface of a `Kernel` as far as a fit needs it."""
+    """Kernel Σ_t factor_t · K_t on unprepared images, with the part of `Kernel`'s interface that a fit needs."""
 
     def __init__(self, terms: Sequence[TermKernel]) -> None:
         self.terms = tuple(terms)
         self.single = len(self.terms) == 1
         self.main = max(self.terms, key=lambda t: t.term.weight).kernel
-        """The kernel of the term of the largest weight."""
+        """Kernel of the term with the largest weight."""
         self.device: ActualDevice = self.main.device
         self.dtype = self.main.dtype
 
     def prepare(self, X: Array) -> float:
-        """Compile what `kernel(X)` needs; the seconds that it took."""
+        """Compile the code for `kernel(X)` and return the seconds it took."""
         return sum(t.kernel.prepare(t.images(X[:1024])) for t in self.terms)
 
     def __call__(
         self, X: Any, Z: Any = None, *, store: Any = None, output: Output = "numpy", progress: bool = True
     ) -> Any:
-        """K(X, Z), or K(X, X) where Z is None. In a store every term has a matrix of its own."""
+        """Return K(X, Z), or K(X, X) if Z is None. In a store each term has its own matrix."""
         found: list[Any] = []
         for t in self.terms:
             a, b = (t.images(X, again=True), None) if Z is None else (t.images(X), t.images(Z, again=True))
@@ -121,12 +121,12 @@ class RecipeKernel:
                 K = K.astype(np.float64)
                 K *= t.factor
                 found = [np.add(found[0], K, out=found[0])] if found else [K]
-            else:  # that of one term may be filled by `gram`
+            else:  # with one term, a store filled by `gram` can be used
                 found.append(gram(t.kernel, a, b, store=store if self.single else child(store, t.term.store_name)))
         return found[0] if store is None or self.single else StoredSum(found, [t.factor for t in self.terms])
 
     def diag(self, X: Any) -> NDArray[np.float64]:
-        """k(x, x) of each image."""
+        """Return k(x, x) of each image."""
         each = (t.kernel.diag(t.images(X)).astype(np.float64) for t in self.terms)
         return np.asarray(
             next(each) if self.single else sum(t.factor * d for t, d in zip(self.terms, each, strict=True))
@@ -134,24 +134,24 @@ class RecipeKernel:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of all that decides an entry but the images."""
+        """Hash of everything but the images that determines an entry."""
         said = [f"{t.term!r} {t.kernel.network.fingerprint} {t.factor!r}" for t in self.terms]
         for t in self.terms:
             said += [hashlib.sha256(np.ascontiguousarray(a).data).hexdigest() for a in t.preparation.state().values()]
         return hashlib.sha256("\n".join(said).encode()).hexdigest()
 
     def engine(self, input_shape: Sequence[int]) -> str:
-        """The engine that is used now, for people."""
+        """Name of the engine in use, for display."""
         first = self.terms[0]
         return f"{self.device} ({first.kernel.engine_for(first.preparation.output_shape(input_shape)).identity})"
 
     def expected_seconds(self, X: Array, pairs: int) -> float:
-        """How long `pairs` of such images take here, by timing a few of each term's."""
+        """Estimate the time of `pairs` of such images on this machine, by timing a few pairs for each term."""
         return sum(expected_seconds(t.kernel, t.images(X[:512]), pairs) for t in self.terms)
 
 
 def fitted_preparation(term: Term, images: Images) -> Preparation:
-    """A term's preparation, fitted to training images and their symmetric copies."""
+    """Return a term's preparation, fitted to training images and their images under its symmetry."""
     preparation = as_preparation(term.preparation)
     if term.preparation != "plain":
         preparation.fit(images.some(), maps=() if term.symmetry is None else maps_of(term.symmetry))
@@ -159,12 +159,12 @@ def fitted_preparation(term: Term, images: Images) -> Preparation:
 
 
 def prepared(term: Term, X: Array) -> Array:
-    """Training images as a term's kernel sees them in a fit."""
+    """Return training images as prepared for a term's kernel in a fit."""
     return X if term.preparation == "plain" else fitted_preparation(term, Images(X, X.dtype)).transform(X)
 
 
 def kernel_of(recipe: Recipe, images: Images, make: Callable[..., Kernel], scaled: bool = True) -> RecipeKernel:
-    """The recipe's kernel for training images: preparations fitted, every term scaled.
+    """Build the recipe's kernel for training images, with fitted preparations and scaled terms.
 
     `make(network, symmetry)` makes a `Kernel`. A single term keeps the scale of its network; see `unit_of`.
     """
@@ -177,9 +177,8 @@ def kernel_of(recipe: Recipe, images: Images, make: Callable[..., Kernel], scale
 
 
 def unit_of(kernel: RecipeKernel, recipe: Recipe, images: Images, diagonal: NDArray[Any] | None = None) -> float:
-    """What the recipe's noise is multiplied by for the matrix: of one term, which is not scaled, its mean diagonal.
-
-    `diagonal` is that of these images, where it is known.
+    """Factor from the recipe's noise to that of the matrix: 1, or for a single term, which is not scaled, its mean
+    diagonal over its weight. `diagonal` is that of these images, if known.
     """
     if not kernel.single:
         return 1.0
@@ -192,6 +191,6 @@ def _mean(diagonal: NDArray[Any]) -> float:
 
 
 def elements_of(term: Term, input_shape: Sequence[int]) -> int:
-    """Covariances for a pair of images, counting every pair that a symmetry adds."""
+    """Number of covariances per pair of images, including the pairs that a symmetry adds."""
     shape = as_preparation(term.preparation).output_shape(input_shape)
     return max(1, _elements(term.network, shape)) * (1 if term.symmetry is None else len(maps_of(term.symmetry)))

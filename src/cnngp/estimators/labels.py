@@ -1,7 +1,7 @@
-"""Labels as targets of ±1 and back, one label for each image or several, and the losses that a fit is judged by.
+"""Coding of labels as targets of ±1, calibration of probabilities, and the losses that select noise and recipes.
 
-Both become choices between a few options with a mean for each, so temperature, probabilities and losses are computed in
-one way.
+One label per image and several labels both become choices between a few options with a mean for each, so temperature,
+probabilities and losses are computed in the same way.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from cnngp.gp.objectives import Loss, MeansLoss
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]
-# How many times better probabilities must fit the leave-one-out labels without variances for these to be left out.
+# Variances are left out if the leave-one-out loss without them is smaller by this factor.
 _MUCH_BETTER = 2.0
 
 
 class Calibration(NamedTuple):
-    """What makes probabilities of means and variances; T and ε are numbers, or (L,) of several labels."""
+    """Parameters of the probabilities; T and ε are numbers, or (L,) for several labels."""
 
     temperature: float | Floats
     label_noise: float | Floats
-    """ε, the share of labels that are taken to be random."""
+    """ε, the estimated share of random labels."""
     moderated: bool
-    """Whether variances are used."""
+    """True if variances are used."""
 
 
 @dataclass(frozen=True)
 class Coding:
-    """Labels as targets of ±1, and means as choices between options.
+    """Coding of labels as targets of ±1, and of means as choices between options.
 
-    One label an image, y (N,), is one of the classes, whose target is +1: a choice between them. Of `several`, y (N, L)
-    of 0 and 1 says whether each of L labels holds, and each is a choice between no and yes.
+    With one label per image, y (N,), the image makes one choice between the classes; the target of its class is +1.
+    With `several`, y (N, L) of 0 and 1 says whether each of L labels holds, and each is a choice between no and yes.
     """
 
     classes: Array
@@ -49,7 +49,7 @@ class Coding:
 
     @property
     def questions(self) -> int:
-        """How many choices are made for each image, in order."""
+        """Number of choices per image."""
         return len(self.classes) if self.several else 1
 
     def targets(self, y: Array) -> Floats:
@@ -58,7 +58,7 @@ class Coding:
         return 2.0 * yes - 1.0
 
     def grown(self, y: Array) -> tuple[Coding, list[int]]:
-        """The coding with the classes of more labels, and where among those of now the new ones go."""
+        """Return the coding with the classes of more labels, and the present positions where new ones are inserted."""
         if self.several or y.ndim == 2:
             labels = len(self.classes)
             if not self.several or y.shape[1:] != (labels,):
@@ -73,32 +73,32 @@ class Coding:
         return Coding(np.union1d(self.classes, unknown)), np.searchsorted(self.classes, unknown).tolist()
 
     def labels(self, targets: Floats) -> Array:
-        """The labels that means, or targets, speak for."""
+        """Decode means or targets to labels."""
         return np.asarray((targets > 0.0).astype(np.int64) if self.several else self.classes[targets.argmax(1)])
 
     def wrong(self, mean: Floats, targets: Floats) -> NDArray[np.bool_]:
-        """Which images are classified wrongly."""
+        """Mask of the images that are classified wrongly."""
         return np.asarray((self.labels(mean) != self.labels(targets)).reshape(len(mean), -1).any(1))
 
     def choices(self, mean: Floats) -> Floats:
-        """Means (choices, options) of all choices that are made for the images."""
+        """Arrange means of images as means of choices, (choices, options)."""
         return np.stack([-mean.reshape(-1), mean.reshape(-1)], 1) if self.several else mean
 
     def codes(self, targets: Floats) -> NDArray[np.intp]:
-        """The option that each choice should take."""
+        """Correct option of each choice."""
         return np.asarray(self.choices(targets).argmax(1))
 
     def arranged(self, P: Floats) -> Floats:
-        """Probabilities of choices as (images, classes)."""
+        """Arrange probabilities of choices as (images, classes)."""
         return P[:, 1].reshape(-1, len(self.classes)) if self.several else P
 
     def by_mean(self, slopes: Floats) -> Floats:
-        """Slopes of a loss in the means of choices as those in the means of images, (images, classes)."""
+        """Convert slopes of a loss by the means of choices to slopes by the means of images, (images, classes)."""
         return (slopes[:, 1] - slopes[:, 0]).reshape(-1, len(self.classes)) if self.several else slopes
 
 
 def read_labels(y: Any) -> Array:
-    """(N,) labels of any kind, or (N, L) of 0 and 1."""
+    """Check labels: (N,) of any kind, or (N, L) of 0 and 1."""
     labels = to_numpy(y, "y")
     if labels.ndim == 2 and labels.shape[1] > 1:
         check_classification_targets(labels)
@@ -122,7 +122,7 @@ def read_labels(y: Any) -> Array:
 
 
 def coding_of(y: Array) -> Coding:
-    """The coding of training labels that `read_labels` gave."""
+    """Return the coding of training labels checked by `read_labels`."""
     if y.ndim == 2:
         return Coding(np.arange(y.shape[1]), several=True)
     classes = np.unique(y)
@@ -132,45 +132,45 @@ def coding_of(y: Array) -> Coding:
 
 
 def probabilities(coding: Coding, mean: Floats, variance: Floats, found: Calibration) -> Floats:
-    """P(label), (images, classes): (1 − ε) softmax(mean / (T√(1 + variance))) + ε/C of each choice between C."""
+    """Return P(label), (images, classes): (1 − ε) softmax(mean / (T√(1 + variance))) + ε/C for a choice between C."""
     scores, noise = _scores(coding, mean, variance, found)
     return coding.arranged(calibration.with_label_noise(calibration.softmax(scores), noise))
 
 
 def log_odds(coding: Coding, mean: Floats, variance: Floats, found: Calibration) -> Floats:
-    """What `probabilities` are the softmax of, (images, classes); of choices between two, the one number (images,) or
-    (images, labels) that decides.
+    """Scores whose softmax gives `probabilities`, (images, classes); for choices between two, the log odds, (images,)
+    or (images, labels).
     """
     scores, noise = _scores(coding, mean, variance, found)
-    if noise.any():  # where there is none, probabilities of almost 0 would lose digits
+    if noise.any():  # otherwise the logarithm of probabilities near 0 would lose digits
         P = calibration.with_label_noise(calibration.softmax(scores), noise)
         scores = np.where(noise > 0.0, np.log(P), scores)
     return scores if scores.shape[1] > 2 else (scores[:, 1] - scores[:, 0]).reshape(coding.labels(mean).shape)
 
 
 def _scores(coding: Coding, mean: Floats, variance: Floats, found: Calibration) -> tuple[Floats, Floats]:
-    """mean / (T√(1 + variance)) of all choices, (choices, options), and their ε, (choices, 1)."""
+    """Return mean / (T√(1 + variance)) of all choices, (choices, options), and their ε, (choices, 1)."""
     m, v = coding.choices(mean), np.repeat(variance, coding.questions)
     temperature, noise = (np.resize(a, len(m)) for a in (found.temperature, found.label_noise))
     return m / (temperature * np.sqrt(1.0 + v))[:, None], noise[:, None]
 
 
 def moderated_scores(coding: Coding, mean: Floats, variance: Floats) -> Floats:
-    """mean / √(1 + variance) of all choices, (choices, options)."""
+    """Return mean / √(1 + variance) of all choices, (choices, options)."""
     return coding.choices(mean) / np.sqrt(1.0 + np.repeat(variance, coding.questions))[:, None]
 
 
 def at_best_temperature(scores: Floats, codes: NDArray[np.intp]) -> tuple[float, Floats]:
-    """The temperature that suits choices best, and the probabilities (choices, options) at it."""
+    """Return the best temperature for choices, and the probabilities (choices, options) at it."""
     temperature = calibration.fit_temperature(scores, codes)
     return temperature, calibration.softmax(scores / temperature)
 
 
 def fitted_calibration(coding: Coding, mean: Floats, variance: Floats, targets: Floats) -> Calibration:
-    """Temperature and share of random labels of leave-one-out predictions, for each label of several.
+    """Fit the temperature and the share of random labels to leave-one-out predictions, with several labels for each.
 
-    Two labels of one image have no likely explanation but an amplitude without bound, which would leave the same
-    probability to all classes: then the variances are left out.
+    Contradictory labels of equal images make the amplitude, and so the variances, extremely large, which would give all
+    classes the same probability: then the variances are left out.
     """
     codes, scores = coding.codes(targets), [moderated_scores(coding, mean, v) for v in (variance, np.zeros(len(mean)))]
     with_, without = (calibration.smoothed_loss(at_best_temperature(each, codes)[1], codes) for each in scores)
@@ -181,7 +181,7 @@ def fitted_calibration(coding: Coding, mean: Floats, variance: Floats, targets: 
 
 
 def read_calibration(saved: dict[str, Any], questions: int) -> Calibration:
-    """From a file; `ValueError` for numbers that no fit gives."""
+    """Read a calibration from a file; raise `ValueError` for numbers that no fit gives."""
     T, noise = np.array(saved["temperature"], np.float64), np.array(saved["label_noise"], np.float64)
     if {T.shape, noise.shape} - {(), (questions,) if questions > 1 else ()}:
         raise ValueError(f"temperatures of shape {T.shape} and label noise of shape {noise.shape}")
@@ -194,41 +194,41 @@ def read_calibration(saved: dict[str, Any], questions: int) -> Calibration:
 
 
 class _Targets:
-    """Targets `Y` (N, outputs), and the weight of each image where these differ."""
+    """Targets `Y` (N, outputs), and the weight of each image, None if all are 1."""
 
     Y: Floats
     weight: Floats | None
 
     def at(self, rows: slice | NDArray[np.intp]) -> Self:
-        """Those of some images."""
+        """Targets of some images."""
         some = copy.copy(self)
         some.Y, some.weight = self.Y[rows], None if self.weight is None else self.weight[rows]
         return some
 
 
 class ClassTargets(_Targets):
-    """Labels of a `Coding`: judged by the log loss at the best temperature, unlike squared errors what counts."""
+    """Class targets, judged by the log loss at the best temperature, which matters more than squared errors."""
 
     def __init__(self, coding: Coding, labels: NDArray[Any], weight: Floats | None = None) -> None:
         self.coding, self.Y, self.weight = coding, coding.targets(labels), weight
         self.wrong = coding.wrong
 
     def loss(self, mean: Floats, targets: Floats) -> float:
-        """Of leave-one-out means and targets, by which the noise is chosen."""
+        """Loss of leave-one-out means and targets, which selects the noise."""
         codes = self.coding.codes(targets)
         return calibration.smoothed_loss(at_best_temperature(self.coding.choices(mean), codes)[1], codes)
 
     def slopes(self, mean: Floats, targets: Floats) -> tuple[float, Floats]:
-        """The same loss with its gradient, for learning; at the best temperature its own change counts for nothing."""
+        """Loss with its gradient, for learning; at the best temperature, a change of that has no first-order effect."""
         codes = self.coding.codes(targets)
         temperature, P = at_best_temperature(self.coding.choices(mean), codes)
         slopes = (P - calibration.smoothed(codes, P.shape[1])) / (temperature * len(P))
         return calibration.smoothed_loss(P, codes), self.coding.by_mean(slopes)
 
     def each(self, mean: Floats, variance: Floats, targets: Floats) -> Floats:
-        """The loss of every image (n,), in nats, by which recipes are compared."""
+        """Loss of each image (n,), in nats, for the comparison of recipes."""
         rows: Any = slice(None)
-        if self.weight is not None:  # for the temperature, n images in proportion to their weights
+        if self.weight is not None:  # fit the temperature to n images drawn in proportion to their weights
             total = np.cumsum(self.weight)
             rows = np.searchsorted(total, total[-1] * (np.arange(len(total)) + 0.5) / len(total))
         temperature, _ = at_best_temperature(self.coding.choices(mean[rows]), self.coding.codes(targets[rows]))
@@ -238,7 +238,7 @@ class ClassTargets(_Targets):
         return np.asarray(losses.reshape(len(mean), -1).sum(1))
 
     def no_label_twice(self, groups: NDArray[np.intp] | None) -> bool:
-        """Whether leave-one-out can be right about no image, because none of the others has its label."""
+        """True if leave-one-out must be wrong for every image, because no other image has the same label."""
         if self.coding.several:
             return False
         labels = self.Y.argmax(1)
@@ -247,7 +247,7 @@ class ClassTargets(_Targets):
 
 
 class RealTargets(_Targets):
-    """Targets of a regression: judged by their density given all others. Members as in `ClassTargets`."""
+    """Regression targets, judged by their leave-one-out density. Members as in `ClassTargets`."""
 
     loss: Loss | None = None
     slopes: MeansLoss | None = None

@@ -1,9 +1,9 @@
-"""Learning a network's variances by gradient, before a fit: L-BFGS along the logarithms of groups of variances and of
-the noise, from a few starts.
+"""Hyperparameter learning before a fit: L-BFGS over the logarithms of a network's variances, in groups, and of the
+noise, from a few starts.
 
-The loss does not see a factor of the whole kernel where the amplitude is fitted. In a ReLU network such factors are
-many: every weight_var without biases, and, layer by layer, a bias with the weights around it. So the search moves in
-the space that is left when they are taken out (`Problem.free_directions`).
+If the amplitude is fitted, the loss does not depend on a factor of the whole kernel. A ReLU network has many such
+factors: every weight_var without biases, and, layer by layer, a bias with the weights around it. So the search is
+restricted to the directions that remain without them (`Problem.free_directions`).
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ from .request import Learning
 Array = NDArray[Any]
 Values = Mapping[str, float]
 
-# The logarithms of noise that are tried, over the mean k(x, x). Below the least, it does nothing in float32; the most
-# is that of `noise="ml"`, beside which targets are nothing but noise.
+# Search range of the logarithm of the noise over the mean k(x, x). Below, it has no effect in float32; the upper bound
+# is that of `noise="ml"`, at which targets are nothing but noise.
 _BOUNDS = (math.log(1e-6), math.log(1e6))
-# How far a search may go from its start, in logarithms, and how far from the given network later starts are.
+# Largest distance of a search from its start, and standard deviation of later starts, in logarithms.
 _FAR, _AWAY = math.log(1000.0), 1.0
-# A bias of 0 is opened at this part of what its layer's weights make of the images' mean square.
+# Start value of a bias of 0, relative to its layer's weight_var times the images' mean square.
 _OPENED = 0.1
-# A direction has no part of a group below that.
+# Smaller components of a direction count as 0.
 _STILL = 1e-6
-# Part of the loss that is not worth another step.
+# Relative decrease of the loss that is not worth another step.
 _TOLERANCE = 1e-5
-# What a network counts that goes further than the engine or the layers allow: the search turns back from it.
+# Penalty, added to the best loss, for a network beyond the limits of the engine or the layers: the search turns back.
 _TOO_FAR = 10.0
-# Learned numbers have so many digits: more than matter, and few enough to be the same from run to run.
+# Significant digits of learned numbers: more than matter, and few enough to be the same from run to run.
 _DIGITS = 4
-# Images that directions are tried on, and by how much of the kernel a direction must change its shape to count. Not by
-# much: where biases are far too large, all that the images say is a small part of the kernel.
+# Number of images for finding directions, and the relative change of the kernel's shape from which a direction counts.
+# It is small because with far too large biases the images determine only a small part of the kernel.
 _IMAGES = 8
 _LEAST = {"float64": 1e-9, "float32": 2e-4}
 
 
 @dataclass(frozen=True)
 class Change:
-    """Variances that changed together, by one factor; `before` and `after` are their geometric means.
+    """Change of a group of variances by a common factor; `before` and `after` are their geometric means.
 
-    A bias that was 0 had no factor: it was given a positive value, and `before` is 0.
+    A bias of 0, which no factor can change, is first given a positive value; its `before` is 0.
     """
 
     name: str
@@ -70,11 +70,10 @@ class Change:
 
 @dataclass(frozen=True)
 class Learned:
-    """Losses are in nats, less is better, on the `images` that were used for learning: a mean over all targets, or over
-    the images where a classifier learns by leave-one-out.
+    """Result of learning. Losses are in nats, smaller is better, on the `images` used for learning: the mean over all
+    targets, or over the images if a classifier learns by leave-one-out.
 
-    `before` is the loss of the network that was given, with the noise that suits it best: what was gained is gained by
-    the variances.
+    `before` is the loss of the given network with its best noise, so that the gain is due to the variances.
     """
 
     rule: str
@@ -85,23 +84,23 @@ class Learned:
     after: float
     noise_before: float | None
     noise: float | None
-    """Variance of the noise over the mean k(x, x); None where the caller gave it as a number."""
+    """Variance of the noise over the mean k(x, x); None if the caller gave it as a number."""
     changes: tuple[Change, ...]
     left_out: tuple[str, ...]
-    """Variances that only scale the kernel, which the amplitude does already."""
+    """Variances that only scale the kernel, as the amplitude already does."""
     path: tuple[tuple[int, float], ...]
-    """The number of the start, and the loss, of each matrix that was asked for."""
+    """Number of the start, and loss, of each matrix."""
     seconds: float
     interrupted: bool
 
     @property
     def matrices(self) -> str:
-        """How many were computed."""
+        """Number of computed matrices as text."""
         return f"{len(self.path):,} {'matrix' if len(self.path) == 1 else 'matrices'}"
 
     @property
     def found_nothing(self) -> bool:
-        """Whether no network was found that is better in the digits that are shown."""
+        """True if no network is better in the displayed digits."""
         return f"{self.before:.4f}" == f"{self.after:.4f}"
 
     def __str__(self) -> str:
@@ -120,7 +119,7 @@ class Learned:
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; `from_dict` reads it back."""
+        """Values for JSON; `from_dict` reads them."""
         return asdict(self) | {name: getattr(self, name).to_json() for name in ("network_before", "network")}
 
     @classmethod
@@ -132,22 +131,22 @@ class Learned:
 
 
 class Group(NamedTuple):
-    """Parameters that change by one factor."""
+    """Parameters that change by a common factor."""
 
     name: str
     members: tuple[str, ...]
 
     def mean(self, values: Values) -> float:
-        """The geometric mean, 0 where a member is 0."""
+        """Geometric mean, 0 if a member is 0."""
         each = [values[member] for member in self.members]
         return math.exp(sum(map(math.log, each)) / len(each)) if min(each) > 0.0 else 0.0
 
 
 def groups_of(network: Network, values: Values, tied: bool) -> list[Group]:
-    """Layers of a kind that stand in branches of sums, and those that do not, each with its weights and its biases.
+    """Group the variances: if `tied`, by kind of layer, weights or biases, and inside or outside branches of sums.
 
-    Gains of ReLUs are left to the weights behind them, which do the same. A variance of 0 among others has no factor,
-    and stays 0.
+    Gains of ReLUs are not learned, because the following weights have the same effect. A variance of 0 in a group with
+    others stays 0.
     """
     found: dict[str, list[str]] = {}
     for name in values:
@@ -163,7 +162,7 @@ def groups_of(network: Network, values: Values, tied: bool) -> list[Group]:
 
 
 def moved(values: Values, groups: Sequence[Group], log_factors: Array) -> Values:
-    """The values with those of each group multiplied by its factor."""
+    """Return the values with each group multiplied by its factor."""
     changed = dict(values)
     for group, factor in zip(groups, np.exp(log_factors), strict=True):
         changed |= {member: float(values[member] * factor) for member in group.members}
@@ -171,10 +170,10 @@ def moved(values: Values, groups: Sequence[Group], log_factors: Array) -> Values
 
 
 class Problem:
-    """Images and targets, and what a network's variances are judged by.
+    """Learning problem: images, targets, and the loss of a network's variances.
 
-    The noise is counted in units of the mean k(x, x), so that a factor of the kernel changes nothing; one that the
-    caller gave as a positive number stands in the kernel's units, and stays as it is.
+    The noise is in units of the mean k(x, x), so that a factor of the kernel has no effect; a positive number from the
+    caller is in the kernel's units and fixed.
     """
 
     def __init__(
@@ -187,22 +186,22 @@ class Problem:
         amplitude: Any,
         means_loss: MeansLoss | None,
     ) -> None:
-        # K and its copy, the factor, the inverse, the gradient and a product.
+        # Six matrices: K, its copy, the factor, the inverse, the gradient and a product.
         memory.require(6 * 8 * len(X) ** 2, f"learning on {len(X):,} images")
         self.kernel, self.X, self.rule, self.amplitude = kernel, X, rule, amplitude
         self.Y, self.means_loss = check_targets(np, Y, len(X)), means_loss
-        # A search turns back where a gradient fails; where there is none anywhere, it is said here.
+        # The search turns back if a gradient fails; a network without any gradient raises here.
         kernel.gradient(X[:1], None, np.zeros((1, 1)), progress=False)
         self.given_noise = None if isinstance(noise, str) or noise == 0 else float(noise)
         self.scale_counts = self.given_noise is not None or not isinstance(amplitude, str)
-        """Whether a factor of the kernel changes the loss."""
+        """True if a factor of the kernel changes the loss."""
 
     def of(self, values: Values) -> Kernel:
-        """The kernel of the network with other variances; the search asks for too many to check each."""
+        """Return the kernel of the network with other variances, without the self-check, as there are many of them."""
         return self.kernel.with_network(self.kernel.network.with_parameters(values), check=False)
 
     def matrix(self, kernel: Kernel) -> Array:
-        """K, on a card from the engine of gradients: its code is not compiled anew for other variances."""
+        """Compute K; on a GPU with the gradient engine, whose code need not be recompiled for other variances."""
         if kernel.device == "cuda":
             engine: Any = kernel.gradient_engine(self.X.shape[1:])
             K = engine.symmetric(self.X.reshape(*self.X.shape[:2], -1))
@@ -211,7 +210,7 @@ class Problem:
         return np.asarray(K, dtype=np.float64)
 
     def judge(self, K: Array, log_noise: float) -> Judged:
-        """The loss, by a matrix whose diagonal the noise depends on, and by log noise."""
+        """Return the loss with its derivatives by the matrix, whose diagonal scales the noise, and by the log noise."""
         n, mean = len(K), float(K.diagonal().mean())
         noise = math.exp(log_noise) * mean if self.given_noise is None else self.given_noise
         found = judged(self.rule, K, self.Y, noise, self.amplitude, self.means_loss)
@@ -222,38 +221,38 @@ class Problem:
         return Judged(found.loss, by_matrix, found.by_noise * noise)
 
     def slopes(self, kernel: Kernel, groups: Sequence[Group], by_matrix: Array, X: Array | None = None) -> Array:
-        """Σ_ij by_matrix_ij ∂K_ij/∂log θ for the common factor of each group."""
+        """Return Σ_ij by_matrix_ij ∂K_ij/∂log θ for the common factor θ of each group."""
         images = self.X if X is None else X
         values, slopes = kernel.network.parameters(), kernel.gradient(images, None, by_matrix, progress=False)
         return np.array([sum(values[member] * slopes[member] for member in group.members) for group in groups])
 
     def best_noise(self, K: Array) -> tuple[float, float]:
-        """The log noise that suits a matrix best, and the loss there."""
+        """Return the best log noise for a matrix, and its loss."""
         if self.given_noise is not None:
             return 0.0, self.judge(K, 0.0).loss
         found = minimised(lambda g: self.judge(K, g).loss, *_BOUNDS, points=13, tolerance=0.05, inside=True)
         return found.at, found.loss
 
     def free_directions(self, values: Values, groups: Sequence[Group], dtype: str = "float64") -> Array:
-        """An orthonormal basis (groups, directions) of the log factors that change more than the scale of the kernel;
-        of those that change it at all where the scale counts.
+        """Orthonormal basis (groups, directions) of the log factors that change more than the scale of the kernel, or
+        that change it at all if the scale matters.
 
-        A direction v only scales the kernel where Σ_g v_g ∂K/∂log θ_g is a multiple of K: where its product with every
-        W of ⟨W, K⟩ = 0 is 0, for which a few random W stand. It is the same everywhere: factors by which the kernel is
-        homogeneous do not depend on the variances.
+        A direction v only scales the kernel if Σ_g v_g ∂K/∂log θ_g is a multiple of K, so if its product with every W
+        with ⟨W, K⟩ = 0 is 0; a few random W are tested. The basis is the same for all values, because the factors in
+        which the kernel is homogeneous do not depend on the variances.
         """
         X = self.X[np.unique(np.linspace(0, len(self.X) - 1, _IMAGES).astype(int))]
         try:
-            # On the CPU, where no code has to be compiled for float64.
+            # On the CPU, which does not have to compile code for float64.
             network = self.kernel.network.with_parameters(values)
             kernel = Kernel(network, "cpu", dtype, self.kernel.threads, check=False)
             K = np.asarray(kernel(X, progress=False), dtype=np.float64)
-        except NetworkError:  # the series of an Elementwise can be too long for float64 only
+        except NetworkError:  # the series of an Elementwise may be too long in float64 only
             if dtype == "float32":
                 raise
             return self.free_directions(values, groups, "float32")
         size = float(np.linalg.norm(K))
-        if size == 0.0 or not groups:  # of blank images
+        if size == 0.0 or not groups:  # blank images
             return np.empty((len(groups), 0))
         rng, slopes = np.random.default_rng(0), []
         for _ in range(len(groups) + 1):
@@ -265,7 +264,7 @@ class Problem:
 
 
 class _Enough(Exception):
-    """A start has had its steps."""
+    """Signal that a start has used up its steps."""
 
 
 class _Point(NamedTuple):
@@ -275,7 +274,7 @@ class _Point(NamedTuple):
 
 
 def learned(problem: Problem, asked: Learning, seed: int | None) -> Learned:
-    """The best variances and noise that were found; interrupted from the keyboard, the best so far."""
+    """Find the best variances and noise; after a keyboard interrupt, return the best so far."""
     begun = time.perf_counter()
     network = problem.kernel.network
     given = network.parameters()
@@ -301,7 +300,7 @@ def learned(problem: Problem, asked: Learning, seed: int | None) -> Learned:
             warnings.warn(
                 f"learning was interrupted after {len(path):,} matrices; the fit goes on with the best so far",
                 UserWarning,
-                stacklevel=6,  # whoever called an estimator's fit
+                stacklevel=6,  # the caller of an estimator's fit
             )
     best = _rounded(problem, _best(path), first)
     changes = [Change(g.name, len(g.members), g.mean(given), g.mean(best.values)) for g in groups]
@@ -337,11 +336,11 @@ def _descend(
     basis: Array,
     steps: int,
 ) -> None:
-    """L-BFGS over coordinates along `basis`, and log noise as the last one; every point is added to `path`."""
+    """Run L-BFGS over coordinates along `basis` and, as the last one, log noise; add every point to `path`."""
     from scipy.optimize import minimize
 
     directions, learns_noise = basis.shape[1], problem.given_noise is None
-    # L-BFGS begins with a step as long as the gradient: the unit of the loss is the one in which that is 1.
+    # The first step of L-BFGS is as long as the gradient, so the loss is scaled to give it length 1.
     asked, unit = 0, 1.0
 
     def loss(z: Array) -> tuple[float, Array]:
@@ -355,7 +354,7 @@ def _descend(
             kernel = problem.of(here)
             found = problem.judge(problem.matrix(kernel), log_noise)
             slopes = problem.slopes(kernel, groups, found.by_matrix) @ basis
-        except (RangeError, NetworkError, MatrixError):  # of the numbers, the layers' arguments, the matrix
+        except (RangeError, NetworkError, MatrixError):  # invalid numbers, layer arguments or matrix
             return (_best(path).loss + _TOO_FAR) / unit, np.zeros_like(z)
         path.append((start, _Point(here, log_noise, found.loss)))
         bar.set_postfix_str(f"{_best(path).loss:.4f} nats", refresh=False)
@@ -367,8 +366,8 @@ def _descend(
 
     bounds = [(-_FAR, _FAR)] * directions + [_BOUNDS] * learns_noise
     if bounds:
-        # Where the amplitude is given, a kernel that is too small leaves everything to the noise, and there a search
-        # would stay: with noise of its own size, the kernel grows first.
+        # If the scale is fixed and the kernel too small, noise would explain everything and the search would be stuck:
+        # with noise of at most the kernel's size, the kernel grows first.
         log_noise = min(_best(path).log_noise, 0.0) if problem.scale_counts else _best(path).log_noise
         begin = np.append(np.zeros(directions), [log_noise] * learns_noise)
         with contextlib.suppress(_Enough):
@@ -377,7 +376,7 @@ def _descend(
 
 
 def opened(problem: Problem, values: Values, groups: Sequence[Group]) -> Values:
-    """Groups of biases that are all 0, where logarithms end, with a small positive value each."""
+    """Return the values with a small positive one for each bias in groups that are all 0, which have no logarithm."""
     square = float(np.mean(np.square(problem.X, dtype=np.float64)))
     opened = dict(values)
     for member in (member for group in groups if not any(values[m] for m in group.members) for member in group.members):
@@ -387,7 +386,7 @@ def opened(problem: Problem, values: Values, groups: Sequence[Group]) -> Values:
 
 
 def _rounded(problem: Problem, best: _Point, first: _Point) -> _Point:
-    """The point in a few digits, and its loss; the first one where nothing was gained."""
+    """Return the point rounded to a few digits with its loss, or the first one if nothing was gained."""
     if best is first:
         return first
     few = {n: v if v == first.values[n] else float(f"{v:.{_DIGITS}g}") for n, v in best.values.items()}

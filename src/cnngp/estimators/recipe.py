@@ -1,8 +1,8 @@
-"""`Recipe`: everything that a fit decides, as one value that prints, compares, and travels in files.
+"""`Recipe`: the networks, preparations, symmetries, weights and noise of a fit, as one value that can be saved.
 
     K = Σ_t weight_t · K_t(prepared_t(X)),   each K_t with mean diagonal 1 on the training images
 
-so that weights compare, and the noise means the same for every network.
+so that weights are comparable, and the noise means the same for every network.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ FORMAT = 1
 
 
 class RecipeError(ValueError):
-    """A recipe that no model can be made by."""
+    """Error for an invalid recipe."""
 
 
 @dataclass(frozen=True)
 class Term:
     """One kernel of a recipe.
 
-    network : the layers, or the name of a network as "resnet32".
-    preparation : of the images: a name such as "contrast", one of `cnngp.datasets.preparation`'s transformers, or a
-        tuple of these, one after the other.
+    network : the layers, or the name of a network such as "resnet32".
+    preparation : preprocessing of the images: a name such as "contrast", one of the transformers in
+        `cnngp.datasets.preparation`, or a tuple of these, applied in order.
     symmetry : None, "flip" or "d4"; see `Kernel`.
-    weight : the mean variance of this term's functions, where several are added.
+    weight : mean prior variance of this term in a sum of several.
 
     >>> from cnngp import Conv, Dense, ReLU, Sequential
     >>> from cnngp.estimators import Term
@@ -55,7 +55,7 @@ class Term:
         if network is None:
             raise RecipeError("Term: network='auto' is no network; GPClassifier() chooses a recipe")
         object.__setattr__(self, "network", as_layer(network, "Term: network"))
-        made = as_preparation(self.preparation)  # refuses what is none
+        made = as_preparation(self.preparation)  # raises for anything else
         name = next((name for name in NAMED if NAMED[name]() == made), None)
         if name is not None:
             object.__setattr__(self, "preparation", name)
@@ -64,7 +64,7 @@ class Term:
         check_symmetry(self.symmetry)
         if not is_number(self.weight, least=0.0) or self.weight == 0:
             raise RecipeError(f"Term: weight={self.weight!r}: expected a positive number")
-        object.__setattr__(self, "weight", float(self.weight))  # NumPy's numbers have no JSON
+        object.__setattr__(self, "weight", float(self.weight))  # NumPy numbers cannot be written as JSON
 
     def __repr__(self) -> str:
         usual: dict[str, Any] = {"preparation": "plain", "symmetry": None, "weight": 1.0}
@@ -73,24 +73,24 @@ class Term:
 
     @property
     def name(self) -> str:
-        """The term in a few words."""
+        """Short description of the term."""
         return self.called(zoo_name(self.network))
 
     def called(self, network: str) -> str:
-        """The term in a few words, by a name of its network."""
+        """Short description of the term, with this name for its network."""
         return ", ".join(filter(None, [network, self.said, self.symmetry]))
 
     @property
     def said(self) -> str:
-        """The preparation in words; none for plain images."""
+        """Description of the preparation; empty for plain images."""
         steps = self.preparation if isinstance(self.preparation, tuple) else (self.preparation,)
         words = " then ".join(step if isinstance(step, str) else repr(step) for step in steps)
         return "" if words == "plain" else words
 
     @property
     def store_name(self) -> str:
-        """What the part of a store that holds this term's matrix is called, whatever its weight."""
-        said = f"{self.network.fingerprint} {self.preparation!r} {self.symmetry}"  # of networks without JSON as well
+        """Name of the part of a store with this term's matrix, independent of its weight."""
+        said = f"{self.network.fingerprint} {self.preparation!r} {self.symmetry}"  # also for networks without JSON
         return f"term-{hashlib.sha256(said.encode()).hexdigest()[:16]}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -112,10 +112,10 @@ class Term:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The terms of a kernel, and the noise: what `GPClassifier(recipe)` fits with, and what `clf.recipe_` says.
+    """Terms of a kernel, and the noise: the input of `GPClassifier(recipe)`, and the result `clf.recipe_` of a fit.
 
-    noise : variance of the noise in the units of the sum, where each term's kernel has mean diagonal 1; "ml" or "loo"
-        to choose it by likelihood or by leave-one-out; None as `GPClassifier` would choose it.
+    noise : noise variance in the units of the sum, in which each term's kernel has mean diagonal 1; "ml" or "loo" to
+        choose it by likelihood or by leave-one-out; None for the default of `GPClassifier`.
 
     >>> from cnngp import GPClassifier, datasets
     >>> from cnngp.estimators import Recipe, Term
@@ -147,14 +147,14 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """The terms in a few words."""
+        """Short description of the terms."""
         if len(self.terms) == 1:
             return self.terms[0].name
         return " + ".join(f"{term.weight:g} × ({term.name})" for term in self.terms)
 
     @property
     def main(self) -> Term:
-        """The term of the largest weight, the first of several."""
+        """The term with the largest weight, the first of several."""
         return max(self.terms, key=lambda term: term.weight)
 
     def to_json(self) -> str:
@@ -163,7 +163,7 @@ class Recipe:
 
     @classmethod
     def from_json(cls, text: str) -> Recipe:
-        """The recipe that `to_json` wrote; `RecipeError` for anything else."""
+        """Read the recipe that `to_json` wrote; raise `RecipeError` for anything else."""
         try:
             data = json.loads(text)
             if not isinstance(data, dict) or data.get("cnngp_recipe") != FORMAT:
@@ -174,7 +174,7 @@ class Recipe:
 
     @classmethod
     def read(cls, path: str | Path) -> Recipe:
-        """The recipe in a JSON file."""
+        """Read a recipe from a JSON file."""
         try:
             return cls.from_json(Path(path).read_text(encoding="utf-8"))
         except OSError as error:

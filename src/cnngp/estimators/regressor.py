@@ -30,7 +30,7 @@ Given = ImagesLike | None
 No = Literal[False]
 Yes = Literal[True]
 
-# How many times smaller errors have to be with the mean of the targets taken away, to warn that it was not.
+# Warn that targets are not centred if centring them makes errors smaller by this factor.
 _MUCH = 2.0
 
 
@@ -38,16 +38,16 @@ _MUCH = 2.0
 class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
     """GP regression with one or several outputs that share the kernel.
 
-    Parameters are those of `GPClassifier`, and `normalize_y=True` fits targets of zero mean and unit variance.
+    Parameters are those of `GPClassifier` except `class_weight`; `normalize_y=True` scales targets to mean 0, std 1.
 
     Attributes
     ----------
-    log_marginal_likelihood_ : summed over the outputs, of the targets as they are fitted; None without a factor.
-    loo_rows_ : rows of the training images that have leave-one-out predictions; see `GPClassifier`.
-    loo_predictions_ : what the other images predict for each of their targets, in closed form.
-    loo_std_ : the standard deviations of these predictions.
+    log_marginal_likelihood_ : summed over the outputs, of the scaled targets; None without a factor.
+    loo_rows_ : rows of the training images with leave-one-out predictions; see `GPClassifier`.
+    loo_predictions_ : leave-one-out predictions of their targets, in closed form.
+    loo_std_ : standard deviations of these predictions, noise included.
     loo_error_ : root mean square of the leave-one-out errors.
-    fit_report_ : what was measured about the fit, and what can be trusted.
+    fit_report_ : measured accuracy of the fit, and a verdict on what can be trusted.
 
     >>> import numpy as np
     >>> from cnngp import GPRegressor
@@ -75,9 +75,9 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
     ) -> Self:
         """Fit images X (N, C, H, W) and targets y, (N,) or (N, outputs); `K` (N, N) replaces or accompanies X.
 
-        `y_std` (N,) are the standard deviations of known measurement errors, in the units of y. The kernel's amplitude
-        is then the likeliest beside them, and `noise` comes on top. `sample_weight`, `image_noise`, `groups`, `names`
-        and `tell` are those of `GPClassifier.fit`.
+        `y_std` (N,) are the standard deviations of known measurement errors, in the units of y; `noise` is added to
+        them, and the amplitude "ml" maximises the likelihood with these errors. `sample_weight`, `image_noise`,
+        `groups`, `names` and `tell` are those of `GPClassifier.fit`.
         """
         beside = {"sample_weight": sample_weight, "image_noise": image_noise, "groups": groups, "names": names}
         request, training = self._read(X, y, K, _as_targets, numbers=True, y_std=y_std, **beside)
@@ -86,7 +86,7 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         self._y_mean, self._y_std = np.zeros(Y.shape[1]), np.ones(Y.shape[1])
         if self.normalize_y:
             largest = np.abs(Y - Y.mean(0)).max(0)
-            scale = np.where(largest > 0.0, largest, 1.0)  # so that no square overflows
+            scale = np.where(largest > 0.0, largest, 1.0)  # keeps the squares from overflowing
             spread = scale * ((Y - Y.mean(0)) / scale).std(0)
             self._y_mean, self._y_std = Y.mean(0), np.where(spread > 0, spread, 1.0)
         training = self._normalised(training, Y.shape[1])
@@ -116,10 +116,10 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         K: Any = None,
         diagonal: Any = None,
     ) -> Floats | tuple[Floats, Floats]:
-        """The posterior mean, shaped like y; with `return_std` or `return_cov` also its uncertainty.
+        """Posterior mean, shaped like y; with `return_std` or `return_cov` also its uncertainty.
 
-        This is that of the function, as in scikit-learn's `GaussianProcessRegressor`; `noise=True` adds the noise that
-        a new target has.
+        The uncertainty is that of the function, as in scikit-learn's `GaussianProcessRegressor`; `noise=True` adds the
+        noise of a new target.
         """
         if return_std and return_cov:
             raise ValueError("return_std and return_cov were both asked for; choose one")
@@ -139,10 +139,10 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
     def predict_interval(
         self, X: ImagesLike | None = None, *, coverage: float = 0.9, K: Any = None, diagonal: Any = None
     ) -> Floats:
-        """Where the target of each image lies as often as `coverage`: (M, 2), or (M, outputs, 2) with that for each.
+        """Conformal prediction intervals of the targets, (M, 2), or (M, outputs, 2) with this `coverage` for each.
 
-        Noise is in it. As `GPClassifier.predict_set` it does not rely on the model being right, only on new images
-        being like those of the fit; it is infinite where these are too few for such a coverage.
+        They include the noise. Like `GPClassifier.predict_set`, they do not rely on a correct model, only on new images
+        being like those of the fit; they are infinite if these are too few for the coverage.
         """
         check_coverage(coverage)
         asked, gp = self._asked(X, K, diagonal), self._exact("a set with a guarantee")
@@ -151,12 +151,12 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         return np.asarray(found[:, 0] if self._one_output else found)
 
     def score(self, X: ImagesLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """R² of the predictions for X."""
+        """Return R² of the predictions for X."""
         refuse_masked(y, "y")
         return float(super().score(X, y, sample_weight))
 
     def sample_y(self, X: ImagesLike, n_samples: int = 1, random_state: int | None = 0) -> Floats:
-        """Functions from the posterior at X: (M, n_samples), or (M, outputs, n_samples) for several outputs."""
+        """Draw samples of the posterior at X: (M, n_samples), or (M, outputs, n_samples) for several outputs."""
         images = self._check_test(X)
         if not is_whole(n_samples, least=0):
             raise ValueError(f"n_samples={n_samples!r}: expected how many functions, 0 or more")
@@ -185,17 +185,17 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         return self
 
     def most_uncertain(self, n: int = 10, X: ImagesLike | None = None) -> Numbers:
-        """Rows of the `n` images with the largest variance: of X, or of the training images by leave-one-out."""
+        """Rows of the `n` images with the largest variance, of X, or of the training images by leave-one-out."""
         self._check_how_many(n)
         asked = None if X is None else self._asked(X, None)
         variance = to_numpy(self.gp_.leave_one_out().variance) if asked is None else self.fit_.moments(asked)[1]
         return self._first(n, variance, X)
 
     def suspect_labels(self, n: int = 20) -> dict[str, Array]:
-        """The `n` training images whose target the others contradict most, the most suspect first.
+        """Find the `n` training images whose targets are contradicted most by the others, the most suspect first.
 
-        `score` is the leave-one-out error in standard deviations (of several outputs, the largest); `row`, `given`,
-        `proposed` (the leave-one-out prediction) and `name` are arrays beside it.
+        Returns a dict of arrays: `row`; `score`, the leave-one-out error in standard deviations (with several outputs,
+        the largest); `given`; `proposed`, the leave-one-out prediction; `name`.
         """
         self._check_how_many(n)
         given = self._restored(to_numpy(self.gp_.leave_one_out().targets))
@@ -204,7 +204,7 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         return self._suspects(n, score, given, self.loo_predictions_)
 
     def saliency(self, X: ImagesLike, output: int = 0) -> Floats:
-        """What each pixel does to the prediction of one of the outputs: its gradient, in the shape of X."""
+        """Saliency maps: gradient by the pixels of the prediction of one output, in the shape of X."""
         images = self._check_test(X)
         if not is_whole(output, least=0) or output >= len(self._y_std):
             raise DataError(f"output={output!r}: expected the number of one of the {len(self._y_std)} outputs, from 0")
@@ -212,7 +212,7 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         return np.asarray(found.reshape(np.shape(X)))
 
     def _normalised(self, training: Training, outputs: int) -> Training:
-        """Measurement errors in the units of the targets as they are fitted."""
+        """Scale the measurement errors to the units of the scaled targets."""
         if training.y_std is None:
             return training
         if outputs > 1:
@@ -240,7 +240,7 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         return np.asarray(y[:, 0] if self._one_output else y)
 
     def _in_units(self, spread: Floats, power: int) -> Floats:
-        """Standard deviations, or with power 2 variances, shared by the outputs, as those of each, shaped like y."""
+        """Scale standard deviations, or with power 2 variances, to the units of each output, shaped like y."""
         scale = self._y_std**power
         return spread * scale[0] if self._one_output else spread[..., None] * scale
 
@@ -249,15 +249,16 @@ class GPRegressor(RegressorMixin, GPEstimator):  # type: ignore[misc]
         mean, variance, targets = (to_numpy(a) for a in (left.mean, left.variance, left.targets))
         self.loo_predictions_ = self._restored(mean)
         self.loo_std_ = self._in_units(np.sqrt(variance), 1)
-        scale = float(self._y_std.max())  # taken out, so that no square overflows
+        scale = float(self._y_std.max())  # factored out, so that no square overflows
         errors = (mean - targets) * (self._y_std / scale)
         self.loo_error_ = scale * float(np.sqrt((errors**2).mean())) if len(errors) else math.nan
         found = error_beside_mean(errors, targets * (self._y_std / scale), left.groups)
         self._say(no_better=None if found is None else (scale * found[0], scale * found[1]))
 
     def _warn_of_far_targets(self, Y: Array) -> None:
-        """A process of mean zero has to explain how far from zero targets are, before how they differ. What
-        leave-one-out would be with the mean taken away follows from the factor that is there.
+        """Warn if centred targets would be predicted much better, because the process has mean zero.
+
+        Their leave-one-out errors follow from the existing factor.
         """
         gp = self.gp_.exact
         if self.normalize_y or gp is None or gp.groups is not None or not self.loo_error_ > 0.0:

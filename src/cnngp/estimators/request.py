@@ -1,4 +1,4 @@
-"""What a caller asks of a fit: the parameters of the estimators, checked before anything else is looked at."""
+"""Parameters of the estimators, their validation, and the defaults of a fit."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from .recipe import Recipe, Term
 
 @dataclass(frozen=True)
 class Learning:
-    """How `GPClassifier(network, learn=Learning(...))` learns; `learn="loo"` is `Learning("loo")`.
+    """Options of `GPClassifier(network, learn=Learning(...))`; `learn="loo"` is short for `Learning("loo")`.
 
     Parameters
     ----------
     rule : "loo", by leave-one-out predictions, or "likelihood", by the marginal likelihood.
     images : number of training images used for learning, balanced over the classes; the fit uses all of them.
-    starts : the search begins at the network that is given, then at others near it.
-    steps : number of kernel matrices, with their gradients, that each start may compute.
-    tied : layers of a kind change by one common factor; False gives every layer its own.
+    starts : number of searches: the first from the given network, the others from networks near it.
+    steps : largest number of kernel matrices, with gradients, for each start.
+    tied : layers of the same kind change by a common factor; False gives each layer its own.
 
     >>> from cnngp import Conv, Dense, GPClassifier, ReLU, Sequential, datasets
     >>> from cnngp.estimators import Learning
@@ -65,7 +65,7 @@ class Learning:
 
 @dataclass(eq=False, repr=False)
 class Parameters:
-    """The parameters of both estimators with their defaults; `GPClassifier` says what they mean."""
+    """Parameters of both estimators with their defaults, documented in `GPClassifier`."""
 
     network: Network | Kernel | Recipe | str | None = None
     _: KW_ONLY
@@ -87,7 +87,7 @@ class Parameters:
 
 @dataclass(eq=False, repr=False)
 class Request(Parameters):
-    """The parameters of one fit, checked. Every default of a fit is decided here."""
+    """Checked parameters of one fit. All defaults of a fit are resolved here."""
 
     _kernels: dict[tuple[Network, Symmetry | None], Kernel] = field(default_factory=dict, init=False)
 
@@ -123,14 +123,14 @@ class Request(Parameters):
 
     @property
     def learning(self) -> Learning | None:
-        """What was asked for with `learn=`, a word or all of it."""
+        """The value of `learn=` as a `Learning`, or None."""
         return self.learn if self.learn is None or isinstance(self.learn, Learning) else Learning(self.learn)
 
     @cached_property
     def recipe(self) -> Recipe | None:
-        """What was given as a recipe: by itself, or as a network; None where one is to be chosen.
+        """The given recipe, or that of a given network; None if one is to be chosen.
 
-        A network has the noise that was given, in its kernel's units, so its recipe names none.
+        The recipe of a network has no noise, because `noise=` is in the units of its kernel.
         """
         network = network_by_name(self.network) if isinstance(self.network, str) else self.network
         if network is None or isinstance(network, Recipe):
@@ -141,9 +141,7 @@ class Request(Parameters):
         return Recipe((Term(network, prepared),))
 
     def make(self, network: Network, symmetry: Symmetry | None = None) -> Kernel:
-        """A kernel with the settings that were asked for, one for each network; a `Kernel` that was given is taken as
-        it is.
-        """
+        """Make a kernel with the requested settings, or those of a given `Kernel`; cached for each network."""
         if (network, symmetry) not in self._kernels:
             made: Kernel
             if isinstance(self.network, Kernel):
@@ -157,12 +155,12 @@ class Request(Parameters):
 
     @property
     def working_type(self) -> np.dtype[Any]:
-        """The type of images and kernels."""
+        """Data type of images and kernels."""
         term = Term(Dense()) if self.recipe is None else self.recipe.main
         return np.dtype(self.make(term.network, term.symmetry).dtype)
 
     def seed(self) -> int | None:
-        """Of a generator a seed is drawn."""
+        """Return `random_state` as a seed, drawn from it if it is a generator."""
         state = self.random_state
         if isinstance(state, np.random.RandomState):
             return int(state.randint(2**31))
@@ -171,8 +169,8 @@ class Request(Parameters):
         return None if state is None else int(state)
 
     def noise_rule(self, chosen: bool) -> Noise:
-        """The noise of a fit, in units of the matrix or as a word: what was asked for, else by leave-one-out where the
-        recipe is `chosen` or through inducing images (for which 0 says the same), else none.
+        """Noise of a fit, in units of the matrix or as a rule: the requested one, else "loo" if the recipe is `chosen`
+        and there are no inducing images or variances to learn, else 0 (with inducing images this means "loo" too).
         """
         of_recipe = self.network.noise if isinstance(self.network, Recipe) else None
         asked = self.noise if of_recipe is None else of_recipe

@@ -1,8 +1,8 @@
-"""Training images that were checked at the door of a fit: which of them are equal, and parts that are drawn of them.
+"""Validated training images of a fit: access in memory or in blocks, detection of duplicates, and balanced samples.
 
-To leave an image out and keep its twin says nothing of new images: the twin predicts it, with hardly any variance, and
-a few are enough to make leave-one-out choose no noise and a wrong preparation. So equal images are left out together,
-beside the caller's groups: an image with its group, and with its twins in other groups.
+Leaving out an image but not its duplicate says nothing about new images: the duplicate predicts it with hardly any
+variance, and a few duplicates make leave-one-out choose no noise and a wrong preparation. So equal images are left out
+together, in addition to the caller's groups: an image with its group, and with its duplicates in other groups.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from cnngp.gp.linalg import blocks
 Array = NDArray[Any]
 Codes = NDArray[np.intp]
 
-# Of images that stay where they are, those by which preparations are fitted and terms scaled.
+# Number of images for fitting preparations and scaling terms, if the images are not in memory.
 _FEW = 2000
-# Of images that are read at a time.
+# Bytes of images that are read at a time.
 _BYTES = 1 << 26
 
 
 @dataclass(frozen=True)
 class Images:
-    """Training images (N, C, …) in the kernel's type: an array, or a source that is read and checked block by block."""
+    """Training images (N, C, …) in the kernel's type: an array, or a source that is read and checked in blocks."""
 
     pixels: Any
     dtype: np.dtype[Any]
     streamed: bool = False
-    """Whether `pixels` is a memory map, a Zarr array or a view, of which no copy is made."""
+    """True if `pixels` is a memory map, a Zarr array or a view, which is not copied."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -45,22 +45,22 @@ class Images:
         return int(self.pixels.shape[0])
 
     def at(self, rows: slice | Codes) -> Array:
-        """Images of a slice, or of row numbers."""
+        """Return the images of a slice or of row numbers."""
         if not self.streamed:
             return np.asarray(self.pixels[rows])
         if isinstance(rows, slice):
             return np.asarray(as_images(self.pixels[rows], self.dtype, "X", first=rows.start))
-        at, back = np.unique(rows, return_inverse=True)  # files give rows in order
+        at, back = np.unique(rows, return_inverse=True)  # files are read in order of rows
         return np.asarray(as_images(getattr(self.pixels, "oindex", self.pixels)[at], self.dtype, "X", first=at)[back])
 
     def some(self) -> Array:
-        """All images that are in memory; of others as many as need not be few, spread evenly."""
+        """Return all images if they are in memory, else up to `_FEW` of them, evenly spaced."""
         if not self.streamed:
             return np.asarray(self.pixels)
         return self.at(np.unique(np.linspace(0, len(self) - 1, _FEW).astype(np.intp)))
 
     def codes(self) -> Codes:
-        """A number for each image, the same for equal ones."""
+        """Number of each image, the same for equal images."""
         known: dict[bytes, int] = {}
         codes = np.empty(len(self), np.intp)
         for rows in blocks(len(self), max(1, _BYTES // (8 * max(1, math.prod(self.shape[1:]))))):
@@ -71,24 +71,24 @@ class Images:
 
 
 def is_repeated(codes: Codes) -> NDArray[np.bool_]:
-    """Which images have been there before."""
+    """Mask of the images that equal an earlier one."""
     repeated = np.ones(len(codes), bool)
     repeated[np.unique(codes, return_index=True)[1]] = False
     return repeated
 
 
 def left_out_together(groups: Codes | None, codes: Codes) -> Codes | None:
-    """What is left out with each image, for `sets_left_out`: groups, equal images, or both; None where it is alone."""
+    """Groups for `sets_left_out`: the caller's groups, equal images, or both; None if each image is left out alone."""
     if not is_repeated(codes).any():
         return groups
     if groups is None:
-        return codes if codes.max() > 0 else None  # of one image alone nothing would be left
+        return codes if codes.max() > 0 else None  # if all images are equal, nothing would remain
     pairs = np.stack([groups, codes], 1)
     return groups if len(np.unique(pairs, axis=0)) == len(np.unique(codes)) else pairs
 
 
 def joined(together: Codes | None) -> Codes | None:
-    """Groups (N,) in which equal images are together as well, for models that leave out nothing but whole groups."""
+    """Merge groups that share equal images, (N,), for models that only leave out whole groups."""
     if together is None or together.ndim == 1:
         return together
     from scipy.sparse import coo_array
@@ -110,12 +110,12 @@ def joined(together: Codes | None) -> Codes | None:
 def balanced(
     Y: NDArray[np.float64], n: int, seed: int | None, groups: Codes | None = None, shuffled: bool = False
 ) -> Codes:
-    """Rows of `n` images, drawn at random, as many of each class as can be, and one at most of each group; sorted, or
-    `shuffled`, so that the first ones of them are such rows too.
+    """Draw rows of `n` images, balanced between classes, with at most one of each group; sorted, or `shuffled` so that
+    any first ones of them are balanced too.
 
-    Targets that are hardly ever the same, as those of a regression, have no classes.
+    Targets that rarely repeat, as in regression, have no classes.
     """
-    if groups is not None:  # of several, one would say what another is
+    if groups is not None:  # images of one group would predict each other
         apart = one_of_each(groups, len(Y))
         found = apart[balanced(Y[apart], n, seed, shuffled=True)]
         return found if shuffled else np.sort(found)
@@ -127,7 +127,7 @@ def balanced(
 
 
 def in_turn(codes: Codes) -> Codes:
-    """An order in which the first image of each class, or group, comes before all second ones, and so on."""
+    """Return an order in which the first image of each class, or group, comes before all second ones, and so on."""
     turn = np.empty(len(codes), np.intp)
     for code in range(codes.max() + 1):
         turn[codes == code] = np.arange((codes == code).sum())

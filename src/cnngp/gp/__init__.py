@@ -1,4 +1,4 @@
-"""Inference: it takes matrices and targets, and never sees a network or an image. Names load when first used."""
+"""Gaussian process inference from matrices and targets alone, without networks or images. Names load on first use."""
 
 from cnngp.common.optional import lazy_names
 

@@ -1,6 +1,6 @@
-"""Probabilities from exact posteriors, and how honest they are.
+"""Class probabilities from posterior moments, and measures of their calibration.
 
-A GP on ±1 targets gives a mean per class and one variance; the functions here turn them into probabilities and measure
+A GP on ±1 targets gives a mean per class and one variance; the functions here turn them into probabilities and score
 those. Classes are integers 0 … C − 1, probabilities have shape (M, C).
 """
 
@@ -18,21 +18,21 @@ from .objectives import minimised
 Array = NDArray[np.float64]
 Labels = NDArray[np.intp]
 
-# Below the rounding of a float32 kernel a probability carries no information, so none is reported as zero.
+# Smallest reported probability: below the rounding of a float32 kernel a probability carries no information.
 _FLOOR = 1e-12
-_SURE = 1e-100  # a standard deviation of 0, of which means that are equal make chances that are
+_SURE = 1e-100  # replaces a standard deviation of 0, so that equal means give equal probabilities
 _CHUNK = 1024
-# What is thought of log T before a label is seen: a normal distribution, so wide that a few dozen labels outweigh it.
-# If targets of ±1 scatter around their mean with variance σ², which is at most 1, the log odds of two classes are the
-# difference of their means over T = σ²/2, or over σ² if there are no others. A few labels alone can ask for any T: with
-# two images a class the one left out is of the rarest class, leave-one-out is mostly wrong, and T would be infinite.
+# Mean and standard deviation of the normal prior of log T, so wide that a few dozen labels outweigh it. If targets of
+# ±1 scatter around their mean with variance σ², which is at most 1, the log odds of two classes are the difference of
+# their means over T = σ²/2, or over σ² if there are no others. A few labels alone can favour any T: with two images per
+# class the one left out is of the rarest class, leave-one-out is mostly wrong, and T would be infinite.
 _LOG_T, _LOG_T_STD = math.log(0.5), 2.0
-# By how many nats random labels must explain all labels better before some are taken to be random: e³ is twenty to one.
+# Nats by which random labels must improve the fit before some labels are taken to be random: e³ is twenty to one.
 _CLEAR_GAIN = 3.0
 
 
 def probability_of_largest(mean: Array, std: Array, nodes: int = 64) -> Array:
-    """P(f_c is the largest of all) for independent f_c ~ N(mean_c, std²), from (M, C) and (M,).
+    """Return P(f_c is the largest) for independent f_c ~ N(mean_c, std²), from (M, C) and (M,).
 
     P_c = ∫ N(z; 0, 1) Π_{j≠c} Φ((m_c − m_j)/s + z) dz, by Gauss–Hermite quadrature. Two classes need none:
     P_0 = Φ((m_0 − m_1)/(s√2)).
@@ -59,16 +59,16 @@ def probability_of_largest(mean: Array, std: Array, nodes: int = 64) -> Array:
 
 
 def softmax(scores: Array) -> Array:
-    """e^{s_c}/Σ_j e^{s_j}."""
+    """Return e^{s_c}/Σ_j e^{s_j} for each row."""
     e = np.exp(scores - scores.max(1, keepdims=True))
     return _normalised(e)
 
 
 def fit_temperature(scores: Array, labels: Labels) -> float:
-    """The T whose softmax(scores/T) fits these labels best, by `smoothed_loss`: a search along log T.
+    """Fit the temperature T of softmax(scores/T) to these labels by `smoothed_loss`, with a search along log T.
 
-    A search of the noise makes one for each noise that it tries. NumPy adds up long rows many times as fast as short
-    ones, so classes stand in rows here.
+    The search for the noise calls this for each noise that it tries. The arrays have one row per class, because NumPy
+    sums long rows many times as fast as short ones.
     """
     below = np.ascontiguousarray((scores - scores.max(1, keepdims=True)).T)  # (C, n)
     target, least = smoothed(labels, scores.shape[1]).T, math.log(_FLOOR)
@@ -81,11 +81,11 @@ def fit_temperature(scores: Array, labels: Labels) -> float:
 
 
 def fit_label_noise(scores: Array, labels: Labels) -> tuple[float, float]:
-    """T and ε of `with_label_noise(softmax(scores/T), ε)` that fit these labels best; ε is 0 unless it is clearly not.
+    """Fit T and ε of `with_label_noise(softmax(scores/T), ε)` to these labels; ε is 0 unless it clearly helps.
 
-    No temperature makes probabilities that are right except for a share of labels which are random: it makes all of
-    them timid. Both numbers maximise Platt's likelihood (`smoothed_loss`) times a wide prior of log T, and for ε
-    Beta(1, 2), 2(1 − ε), as if one more label had been seen that is not random.
+    If a share of the labels is random, no temperature calibrates the probabilities: it makes all of them less
+    confident. Both numbers maximise Platt's likelihood (`smoothed_loss`) times a wide prior of log T and, for ε, the
+    prior Beta(1, 2), 2(1 − ε), which amounts to one more label that is not random.
     """
     n, target = len(labels), smoothed(labels, scores.shape[1])
 
@@ -104,7 +104,7 @@ def fit_label_noise(scores: Array, labels: Labels) -> tuple[float, float]:
 
 
 def with_label_noise(P: Array, noise: float | Array) -> Array:
-    """(1 − ε)P + ε/C: labels are right but for a share ε, which is any of the C classes. ε is a number or (M, 1).
+    """Return (1 − ε)P + ε/C: a share ε of the labels is random among the C classes. ε is a number or (M, 1).
 
     >>> with_label_noise(np.array([[1.0, 0.0]]), 0.2)
     array([[0.9, 0.1]])
@@ -113,17 +113,16 @@ def with_label_noise(P: Array, noise: float | Array) -> Array:
 
 
 def smoothed_loss(probabilities: Array, labels: Labels) -> float:
-    """−mean log P(label), where each of the n labels is allowed to be wrong with probability 1/(n + 2) (Platt, 1999).
+    """Return −mean log P(label), if each of the n labels may be wrong with probability 1/(n + 2) (Platt, 1999).
 
-    That n labels were all predicted rightly does not mean that the next will be: without the allowance the best
-    temperature would then be zero, and every probability 0 or 1.
+    Without this allowance, n correct predictions would give the temperature zero, and every probability 0 or 1.
     """
     target = smoothed(labels, probabilities.shape[1])
     return float(-(target * np.log(np.maximum(probabilities, _FLOOR))).sum(1).mean())
 
 
 def smoothed(labels: Labels, classes: int) -> Array:
-    """The probabilities (n, classes) of labels that are allowed to be wrong."""
+    """Target probabilities (n, classes) of Platt's smoothing, in which each label may be wrong."""
     n = len(labels)
     wrong = 1.0 / (n + 2)
     target = np.full((n, classes), wrong / max(classes - 1, 1))
@@ -132,18 +131,18 @@ def smoothed(labels: Labels, classes: int) -> Array:
 
 
 def negative_log_likelihood(probabilities: Array, labels: Labels) -> float:
-    """−mean log P(label), in nats."""
+    """Return −mean log P(label), in nats."""
     return float(-np.log(np.maximum(probabilities[np.arange(len(labels)), labels], _FLOOR)).mean())
 
 
 def brier_score(probabilities: Array, labels: Labels) -> float:
-    """mean Σ_c (P_c − [c = label])²: 0 is perfect, 2 the worst."""
+    """Return the mean of Σ_c (P_c − [c = label])²: 0 is perfect, 2 the worst."""
     return float(((probabilities - np.eye(probabilities.shape[1])[labels]) ** 2).sum(1).mean())
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """How often predictions of a given confidence are right, in bins of equal width over [0, 1]."""
+    """Accuracy of predictions by their confidence, in bins of equal width over [0, 1]."""
 
     confidence: Array
     accuracy: Array
@@ -158,7 +157,7 @@ class Reliability:
 
 
 def reliability(probabilities: Array, labels: Labels, bins: int = 15) -> Reliability:
-    """The reliability curve of the predicted class; empty bins hold NaN.
+    """Reliability curve of the predicted class; empty bins hold NaN.
 
     >>> reliability(np.array([[0.9, 0.1], [0.9, 0.1]]), np.array([0, 1])).ece
     0.4
@@ -175,7 +174,7 @@ def reliability(probabilities: Array, labels: Labels, bins: int = 15) -> Reliabi
 
 @dataclass(frozen=True)
 class Scores:
-    """What a report says of a set of predicted probabilities."""
+    """Scores of a set of predicted probabilities: error, NLL, Brier score and calibration error."""
 
     error: float
     nll: float
@@ -187,7 +186,7 @@ class Scores:
 
 
 def scores(probabilities: Array, labels: Labels) -> Scores:
-    """Error, negative log likelihood, Brier score and expected calibration error at once."""
+    """Compute the error, negative log likelihood, Brier score and expected calibration error."""
     P, error = probabilities, float((probabilities.argmax(1) != labels).mean())
     return Scores(error, negative_log_likelihood(P, labels), brier_score(P, labels), reliability(P, labels).ece)
 
@@ -197,7 +196,7 @@ def _best_log_t(loss: Callable[[float], float]) -> float:
 
 
 def _best_share(P: Array, target: Array) -> float:
-    """The ε that maximises Σ target · log((1 − ε)P + ε/C) + log(1 − ε), which is concave: its slope is halved in on."""
+    """Maximise the concave Σ target · log((1 − ε)P + ε/C) + log(1 − ε) over ε, by bisection of its slope."""
     away = target * (1.0 / P.shape[1] - P)
     low, high = 0.0, 1.0
     for _ in range(20):

@@ -1,6 +1,6 @@
-"""What an inference is made of, checked: kernel matrices, targets and numbers, in float64 of NumPy or CuPy.
+"""Validation of kernel matrices, targets and numbers, and their conversion to float64 arrays of NumPy or CuPy.
 
-A matrix may lie on disk and be larger than half of the memory, so it is read once and piece by piece.
+A matrix may be on disk and larger than half of the memory, so it is read once and piece by piece.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from cnngp.common.optional import need
 from .linalg import Array, blocks, namespace
 from .linalg import MatrixError as MatrixError
 
-# Rows that are read and converted at a time, and the side of the tiles in which a matrix is checked.
+# Rows that are read and converted at a time, and the side of the tiles in which symmetry is checked.
 _ROWS = 256
 _TILE = 512
-# Likelihoods and amplitudes are made of squares, which stay normal numbers between these, also summed over millions.
+# Bounds of the targets: between these, their squares (in likelihoods and amplitudes) are normal float64 numbers, even
+# summed over millions.
 _SQUARABLE = (1e-140, 1e140)
 
 
@@ -38,7 +39,7 @@ def check_amplitude(amplitude: object) -> None:
 
 
 def as_float64(xp: Any, a: Array, name: str) -> Array:
-    """Real numbers of any library as float64 of `xp`."""
+    """Convert real numbers of any library to a float64 array of `xp`."""
     a = a if kind(a) == "cupy" else to_numpy(a, name)
     return xp.asarray(as_real(a, name), dtype=xp.float64)
 
@@ -46,7 +47,7 @@ def as_float64(xp: Any, a: Array, name: str) -> Array:
 def checked_numbers(
     xp: Any, a: Array, name: str, shape: tuple[int | None, ...], expected: str, least: float = -math.inf
 ) -> Array:
-    """Finite numbers of at least `least` in float64, of a `shape` in which None is any length but 0."""
+    """Return `a` in float64 if it is finite, at least `least` and of `shape`, in which None is any length but 0."""
     a = as_float64(xp, a, name)
     if a.ndim != len(shape) or any(n != m if m is not None else n == 0 for n, m in zip(a.shape, shape, strict=True)):
         raise MatrixError(f"the shape of {name} is {a.shape}; expected {expected}")
@@ -57,7 +58,7 @@ def checked_numbers(
 
 
 def check_test(xp: Any, K_test: Array, points: int, kernel: str = "K") -> Array:
-    """K(test, training) in float64, checked; `kernel` is its name in errors."""
+    """Return K(test, training) in float64, checked; `kernel` is its name in errors."""
     name = f"{kernel}(test, training)"
     return checked_numbers(xp, K_test, name, (None, points), f"(test points, {points} training points)")
 
@@ -72,9 +73,10 @@ def check_targets(xp: Any, Y: Array, n: int) -> Array:
 
 
 def float64_buffer(K: Array, overwrite: bool = False, on_gpu: bool = False) -> Array:
-    """`K` as a float64 buffer of our own, checked; piece by piece, so that an array on disk is never in memory twice.
+    """Copy `K` into a float64 buffer, piece by piece, so that an array on disk is never in memory twice, and check it.
 
-    An array in chunks, such as Zarr's, is read chunk by chunk, each once; `on_gpu` puts it straight onto the card.
+    A chunked array, such as Zarr's, is read once by chunks; `overwrite` uses `K` itself if possible; `on_gpu` copies it
+    directly to the GPU.
     """
     K = as_matrix(K)
     xp = need("cupy", "a matrix on the card") if on_gpu else namespace(K)
@@ -82,7 +84,7 @@ def float64_buffer(K: Array, overwrite: bool = False, on_gpu: bool = False) -> A
         A = K
     else:
         A = xp.empty(K.shape)
-        chunks: Any = getattr(K, "chunks", None)  # of Zarr and HDF5, where they are of one size
+        chunks: Any = getattr(K, "chunks", None)  # of Zarr and HDF5, if all are of one size
         sized = isinstance(chunks, tuple) and all(isinstance(n, int) for n in chunks)
         height, width = chunks if sized else (_ROWS, len(A))
         for rows in blocks(len(A), height):
@@ -93,7 +95,7 @@ def float64_buffer(K: Array, overwrite: bool = False, on_gpu: bool = False) -> A
 
 
 def as_matrix(K: Any) -> Any:
-    """A square matrix, NumPy's, CuPy's or on disk, as it is; torch's as the one or the other; refused if not real."""
+    """Return a square matrix of NumPy, CuPy or on disk unchanged and PyTorch's converted; raise if it is not real."""
     shape = tuple(getattr(K, "shape", ()))
     if len(shape) != 2 or shape[0] != shape[1] or shape[0] == 0:
         raise MatrixError(f"the kernel matrix has shape {shape}; expected (N, N) with N at least 1")
@@ -104,7 +106,7 @@ def as_matrix(K: Any) -> Any:
 
 
 def _check_symmetric(A: Array) -> None:
-    """Tile against mirrored tile: a strip against a strip of columns would miss the cache at every element."""
+    """Compare each tile with its mirror image: whole rows against columns would miss the cache at every element."""
     xp = namespace(A)
     scale = float(xp.abs(A.diagonal()).max())
     for rows in blocks(A.shape[0], _TILE):

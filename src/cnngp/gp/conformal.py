@@ -1,9 +1,9 @@
-"""Full conformal prediction in closed form: sets of classes and intervals that hold the truth as often as asked.
+"""Full conformal prediction in closed form: sets of classes and intervals with a given coverage.
 
-To ask whether x may have the target y, add (x, y) to the training points and see how well each of the N + 1 points is
-predicted by all others. If they are exchangeable, that of x is as likely as any to be the worst, so among them its
-rank is a p-value. Nothing is fitted again: with b = K⁻¹k(x), s = k(x, x) + noise − k(x)ᵀb and u = y − m(x), where K
-includes the noise,
+To test whether x may have the target y, add (x, y) to the training points and measure how well each of the N + 1 points
+is predicted by all others. If the points are exchangeable, x is as likely as any other to be predicted worst, so its
+rank among them is a p-value. Nothing is refitted: with b = K⁻¹k(x), s = k(x, x) + noise − k(x)ᵀb and u = y − m(x),
+where K includes the noise,
 
     [K⁻¹]_gg ← [K⁻¹]_gg + b_g b_gᵀ/s,    α_g ← α_g − b_g u/s
 
@@ -11,11 +11,12 @@ for every group g of points that are left out together. With S = [K⁻¹]_gg⁻�
 
     d = S α_g − c (cᵀα_g + u)/(s + t),    variances S_ii − c_i²/(s + t)
 
-and those of x itself u and s. In regression the score of a point is |d|/√variance: the targets that are predicted no
-worse than some number of points are then an interval. Points of a group share one vote, and x is a group of its own.
+and those of x itself u and s. In regression the score of a point is |d|/√variance: the targets y for which x is
+predicted no worse than a given number of points form an interval. The points of a group share one vote, and x is a
+group of its own.
 
-All this is exact for a kernel and a noise that were not chosen by the targets; where they were, trials cover as often
-as asked within their sampling error.
+All this is exact if the kernel and the noise were not selected with the targets; if they were, trials reached the
+requested coverage within their sampling error.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ from .linalg import Array, blocks, namespace
 
 Floats = NDArray[np.float64]
 
-_ENTRIES = 1 << 19  # of arrays (N, test points, outputs), held at a time
-_ROUNDING = 1e-9  # by which 1 − coverage is not the number that was meant, and equal scores are not equal
+_ENTRIES = 1 << 19  # largest size of an array (N, test points, outputs)
+_ROUNDING = 1e-9  # tolerance for rounding in 1 − coverage and between equal scores
 
 
 def allowed(p: Floats, coverage: float) -> NDArray[np.bool_]:
-    """Which targets are in the set of this coverage, by their p-values; without any, a point is unlike all seen."""
+    """Mask of the targets in the prediction set of this coverage, from p-values; an unusual point has an empty set."""
     return np.asarray(p > 1.0 - check_coverage(coverage) + _ROUNDING)
 
 
 def p_values(gp: ExactGP, K_test: Array, diagonal: Array, labels: NDArray[np.intp], by_class: bool = False) -> Floats:
-    """How many of the N + 1 points are predicted no better than x if it has this class, as a share: (M, classes).
+    """Share of the N + 1 points that are predicted no better than x, for each class that x may have: (M, classes).
 
-    Targets are ±1 for each class, `labels` (N,) their numbers, `K_test` is K(test, training), `diagonal` k(x, x) (M,).
-    The score is by how much the mean of the best other class exceeds that of the point's own. `by_class` compares with
-    points of the same class alone, so that the coverage is that of each class.
+    Targets are ±1 for each class, `labels` (N,) the class numbers, `K_test` is K(test, training), `diagonal` k(x, x)
+    (M,). The score of a point is the mean of the best other class minus that of its own class. `by_class` compares only
+    with points of the same class, which gives each class the coverage.
 
     >>> points, new = np.arange(20.0), np.array([3.0, 40.0])
     >>> K, K_new = (np.exp(-0.1 * (x[:, None] - points) ** 2) for x in (points, new))
@@ -67,7 +68,7 @@ def p_values(gp: ExactGP, K_test: Array, diagonal: Array, labels: NDArray[np.int
         # y_c = 2e_c − 1: the classes differ by one column of u, and so of the other points' means.
         means = to_numpy(gp.Y).T[:, :, None] - moved.deviations(-1.0 - moved.mean)
         own = means[labels, points]
-        means[labels, points] = -np.inf  # from here on those of the other classes
+        means[labels, points] = -np.inf  # leaves the means of the other classes
         for c, (of_class, best) in enumerate(zip(means, _best_of_others(means), strict=True)):
             rising = np.maximum(best, of_class + 2.0 * moved.pull) - own
             margins = np.where((labels == c)[:, None], best - (own + 2.0 * moved.pull), rising)
@@ -76,25 +77,25 @@ def p_values(gp: ExactGP, K_test: Array, diagonal: Array, labels: NDArray[np.int
 
 
 def p_values_of_each(gp: ExactGP, K_test: Array, diagonal: Array) -> Floats:
-    """The same where every output is a question of its own with targets ±1: for no and for yes, (M, outputs, 2)."""
+    """P-values of multilabel targets ±1, for each output that x has −1 and that it has +1: (M, outputs, 2)."""
     Y, votes = to_numpy(gp.Y).T[:, :, None], _votes(gp)
     p = np.empty((len(K_test), len(Y), 2))
     for moved in _moved(gp, K_test, diagonal):
         for k, y in enumerate((-1.0, 1.0)):
-            # By how far a mean is on the wrong side.
+            # Score: how far the mean is on the wrong side of 0.
             worse = _no_better(-Y * (Y - moved.deviations(y - moved.mean)), -y * moved.mean.T[:, None])
             p[moved.rows, :, k] = (1.0 + votes @ worse).T / (1.0 + votes.sum())
     return p
 
 
 def intervals(gp: ExactGP, K_test: Array, diagonal: Array, coverage: float) -> Floats:
-    """Where the targets of M points lie, as often as `coverage`: (M, outputs, 2), infinite where N is too small for it.
+    """Prediction intervals of the targets of M points: (M, outputs, 2), infinite if N is too small for the coverage.
 
-    Of several outputs each has this coverage.
+    Each of several outputs has this coverage by itself.
     """
     check_coverage(coverage)
     votes = _votes(gp)
-    # The votes of points that have to be predicted no better than x: with fewer, p is no more than 1 − coverage.
+    # Votes of points predicted no better than x that a target needs: with fewer, p is at most 1 − coverage.
     needed = (1.0 - coverage + _ROUNDING) * (1.0 + votes.sum()) - 1.0
     found = np.empty((len(K_test), int(gp.Y.shape[1]), 2))
     for moved in _moved(gp, K_test, diagonal):
@@ -115,24 +116,24 @@ def check_coverage(coverage: float) -> float:
 
 
 class _Moved(NamedTuple):
-    """Deviations of the N points as functions of u = y − m(x), for m new points x."""
+    """Leave-one-out residuals of the N points as functions of u = y − m(x), for m new points x."""
 
     rows: slice
     s: Floats  # (m,)
     mean: Floats  # m(x), (m, outputs)
-    still: Floats  # deviations for u = 0, (outputs, N, m)
-    pull: Floats  # what u takes off them, (N, m)
+    still: Floats  # residuals for u = 0, (outputs, N, m)
+    pull: Floats  # decrease of the residuals per unit of u, (N, m)
     variances: Floats  # (N, m)
 
     def deviations(self, u: Floats) -> Floats:
-        """Deviations for u (m, outputs), as (outputs, N, m)."""
+        """Residuals for u (m, outputs), as (outputs, N, m)."""
         return self.still - self.pull * u.T[:, None]
 
 
 def _moved(gp: ExactGP, K_test: Array, diagonal: Array) -> Iterator[_Moved]:
     xp, alpha, outputs, n = namespace(gp.alpha), to_numpy(gp.alpha), int(gp.Y.shape[1]), gp.points
     own, covariance_of = 1.0 / to_numpy(gp.inverse_diagonal), covariance_by_factor(gp.factor)
-    sets = []  # points that are left out together, which of them each set predicts, and S
+    sets = []  # points that are left out together, mask of those that each set predicts, and S
     for at, chosen in in_pieces(sets_left_out(np.arange(n) if gp.left_out is None else gp.left_out)):
         alone = at.shape[1] == 1
         S = own[at][:, :, None] if alone else to_numpy(covariance_of(xp.asarray(at)))
@@ -142,7 +143,7 @@ def _moved(gp: ExactGP, K_test: Array, diagonal: Array) -> Iterator[_Moved]:
         b = gp.factor.solve(K.T)
         s = to_numpy(diagonal, "the diagonal")[rows] + gp.factor.shift - to_numpy((K.T * b).sum(0))
         b, m = to_numpy(b), len(s)
-        # Of a training image, without noise, only what the rounding of a kernel leaves: of it no weight must be made.
+        # For a training image without noise s is only rounding; the floor keeps it from becoming a huge weight 1/s.
         s = np.maximum(s, np.finfo(np.float32).eps * gp.largest_variance)
         still, pull, variances = np.empty((outputs, n, m)), np.empty((n, m)), np.empty((n, m))
         for at, chosen, S in sets:
@@ -158,7 +159,7 @@ def _moved(gp: ExactGP, K_test: Array, diagonal: Array) -> Iterator[_Moved]:
 
 
 def _votes(gp: ExactGP, among: NDArray[np.bool_] | None = None) -> Floats:
-    """The share that each point has in the vote of its group, (N,); 0 for points that are not `among` those asked."""
+    """Share of each point in the vote of its group, (N,); 0 for points outside the mask `among`."""
     counted = np.ones(gp.points) if among is None else among.astype(np.float64)
     if gp.groups is None:
         return counted
@@ -166,12 +167,12 @@ def _votes(gp: ExactGP, among: NDArray[np.bool_] | None = None) -> Floats:
 
 
 def _no_better(scores: Floats, of_new: Floats) -> NDArray[np.bool_]:
-    """Which scores are no less than that of x: those of its copies are equal but for rounding."""
+    """Mask of the scores that are no smaller than that of x; scores of copies of x are equal up to rounding."""
     return np.asarray(scores >= of_new - _ROUNDING * (1.0 + np.abs(of_new)))
 
 
 def _best_of_others(means: Floats) -> Floats:
-    """Of means (classes, …), the largest among all other classes than each."""
+    """For each class of means (classes, …), the largest mean among the other classes."""
     best = second = np.full_like(means[0], -np.inf)
     for of_class in means:
         second, best = np.maximum(second, np.minimum(best, of_class)), np.maximum(best, of_class)
@@ -179,7 +180,7 @@ def _best_of_others(means: Floats) -> Floats:
 
 
 def _reached(ends: Floats, votes: Floats, needed: float) -> Floats:
-    """The furthest of the `ends` (outputs, N, m) that points with more than the votes that are `needed` reach."""
+    """Furthest value that is reached by `ends` (outputs, N, m) with more than `needed` votes in all."""
     outputs, n, m = ends.shape
     if needed < 0.0:
         return np.full((outputs, m), np.inf)

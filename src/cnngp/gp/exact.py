@@ -1,8 +1,8 @@
-"""Exact Gaussian processes from matrices alone: kernel matrices and targets in, moments out.
+"""Exact Gaussian process regression from kernel matrices and targets.
 
     f ~ GP(0, a·k),   y = f + ε,   ε ~ N(0, a·noise)
 
-with one kernel shared by all outputs. The amplitude a multiplies the kernel and the noise alike, so means do not depend
+with one kernel for all outputs. The amplitude a multiplies both the kernel and the noise, so the mean does not depend
 on it; variances and likelihood do. Everything is float64, on NumPy or CuPy arrays, in one N×N buffer (`linalg.py`).
 """
 
@@ -45,27 +45,27 @@ from .posterior import Posterior, Solved, relative_residual
 Amplitude = Literal["ml", "loo"] | float
 Noise = Literal["ml", "loo"] | float
 
-# Times the amplitude by leave-one-out, where that of the likelihood is made of contradictions inside of groups.
+# A likelihood amplitude of this many times the leave-one-out amplitude comes from contradictory targets inside groups.
 _CONTRADICTORY = 25.0
-# Of the inverse iteration for the smallest eigenvalue.
+# Steps of the inverse iteration for the smallest eigenvalue.
 _ITERATIONS = 12
 _TINY = float(np.finfo(np.float64).tiny)
 
 
 class ExactGP(Posterior):
-    """The posterior given targets `Y` (N, outputs) at N points with kernel matrix `K` (N, N).
+    """Exact posterior given targets `Y` (N, outputs) at N points with kernel matrix `K` (N, N).
 
-    `noise` is the variance of the noise in the kernel's units, "ml" or "loo"; that of each point is divided by its
-    `weights` (N,), and `point_noise` (N,) is added to it. `amplitude` is "ml", "loo" or a number.
-    Noise by leave-one-out has the least `loss` of means and targets, or the highest density of the targets where None;
-    `rounding` is the relative error of the entries of K, below which it does not go. Points of one of the `groups`
-    (N,) are left out together; of (N, 2), groups and images, also those of the same image in other groups. Noise by
-    leave-one-out then sees how far they contradict each other, and the amplitude "ml" beside it is that of the same
-    predictions.
+    `noise` is the noise variance in the kernel's units, "ml" or "loo"; for each point it is divided by its `weights`
+    (N,), and `point_noise` (N,) is added to it. `amplitude` is "ml", "loo" or a number.
+    The noise "loo" minimises the `loss` of leave-one-out means and targets, or by default maximises the leave-one-out
+    density of the targets; `rounding`, the relative error of K's entries, sets its lower limit. Points of one of the
+    `groups` (N,) are left out together; with groups and images (N, 2), so are points of the same image in other groups.
+    The noise "loo" then accounts for contradictory targets inside groups, and the amplitude "ml" is taken from the same
+    leave-one-out predictions.
     `errors` (N,) are variances of measurement errors in the units of the targets: y = f + ε + δ, δ_i ~ N(0, errors_i).
-    The amplitude "ml" is the likeliest beside them.
-    `jitter` is one known to be needed, from an earlier fit. With `overwrite=True` a float64 `K` is used as the buffer
-    and its content is lost.
+    The amplitude "ml" then maximises the likelihood with these errors.
+    `jitter` is the jitter that an earlier fit needed. With `overwrite=True` a float64 `K` is used as the buffer and its
+    content is lost.
 
     >>> import numpy as np
     >>> gp = ExactGP(np.array([[1.0, 0.5], [0.5, 1.0]]), np.array([[1.0], [-1.0]]), amplitude=1.0)
@@ -98,7 +98,7 @@ class ExactGP(Posterior):
         self.Y = check_targets(xp, Y, n)
         if weights is not None:
             weights = checked_numbers(xp, weights, "the weights of single points", (n,), f"({n},)", _TINY)
-        self.variances = A.diagonal().copy()  # before the noise of single points is added to it
+        self.variances = A.diagonal().copy()  # without the noise of single points
         self.point_noise = _checked_noise(xp, point_noise, n, noise)
         set_diagonal(A, self.variances + self.point_noise)
         self.left_out = None if groups is None else as_left_out(groups, n)
@@ -112,7 +112,7 @@ class ExactGP(Posterior):
                 raise MatrixError("the amplitude beside known errors is 'ml' or a number, not 'loo'")
             if amplitude == "ml":
                 first = amplitude_beside(A, self.Y, 0.0 if isinstance(noise, str) else noise, errors)
-                if isinstance(noise, str):  # found beside the errors, and the amplitude beside both
+                if isinstance(noise, str):  # choose the noise given the errors, then the amplitude given both
                     set_diagonal(A, self.variances + self.point_noise + errors / first)
                     noise = choose(first)
                     set_diagonal(A, self.variances + self.point_noise)
@@ -125,15 +125,15 @@ class ExactGP(Posterior):
             self.point_noise = self.point_noise + (self.noise / weights - self.noise)
             set_diagonal(A, self.variances + self.point_noise)
         self.jitter = jitter
-        # Where groups are left out to choose the noise, the likelihood would take copies that agree for evidence of a
-        # small amplitude, and those that contradict each other for evidence of a large one.
+        # With groups and noise "loo", the likelihood would be misleading: copies that agree would suggest a small
+        # amplitude, and copies that contradict each other a large one.
         grouped = self.left_out is not None and noise == "loo"
         self._amplitude_rule: Amplitude = "loo" if grouped and amplitude == "ml" else amplitude
         self.factor = self._factorise(A)
         self._condition()
         usual = self.left.one_by_one / self.Y.size
         if self._amplitude_rule == "ml" and groups is not None and self.amplitude > _CONTRADICTORY * usual > 0.0:
-            # Of targets that contradict each other inside of groups, too little noise makes a huge amplitude.
+            # If targets inside groups contradict each other, too little noise gives a huge amplitude.
             warnings.warn(
                 "targets of images that are alike contradict each other by more than the noise explains, so predicted "
                 f"standard deviations are {math.sqrt(self.amplitude / usual):.3g} times what leaving these images out "
@@ -145,19 +145,19 @@ class ExactGP(Posterior):
     def _factorise(self, A: Array) -> Factor:
         factor, jitter = factorised(A, self.noise, self.jitter)
         if jitter != self.jitter:
-            warn_of_jitter(len(factor), jitter, factor.diagonal, stacklevel=8)  # whoever called an estimator's fit
+            warn_of_jitter(len(factor), jitter, factor.diagonal, stacklevel=8)  # the caller of an estimator's fit
         self.jitter = jitter
         return factor
 
     def _condition(self) -> None:
-        """All that depends on the targets: α = (K + noise·I)⁻¹Y, leave-one-out, amplitude."""
+        """Compute everything that depends on the targets: α = (K + noise·I)⁻¹Y, leave-one-out, amplitude."""
         self.largest_variance = float(self.variances.max())
         self.alpha = self.factor.solve(self.Y)
         self.inverse_diagonal = self.factor.inverse_diagonal()
         self.left, self.groups = self._without(self.left_out), names_of(self.left_out)
         self.loo_targets, self.loo_rows = self.Y, np.arange(self.points)
         self._fit = float((self.Y * self.alpha).sum())  # Σ_c y_cᵀK⁻¹y_c
-        # "ml": that over N·C; else the maximum of Σ log N(y_i; leave-one-out mean, a/[K⁻¹]_ii)
+        # "ml": this over N·C; "loo": the a that maximises Σ log N(y_i; leave-one-out mean, a/[K⁻¹]_ii)
         fit = self._fit if self._amplitude_rule == "ml" else self.left.one_by_one
         self.amplitude = amplitude_of(fit, self.Y.size, self._amplitude_rule)
 
@@ -177,27 +177,27 @@ class ExactGP(Posterior):
         return self.amplitude * (as_float64(namespace(V), K_test_test, "K(test, test)") - V.T @ V)
 
     def means_without(self, groups: Codes) -> Array:
-        """Leave-one-out means with the points of other groups left out together than those of the fit."""
+        """Leave-one-out means with groups other than those of the fit."""
         return self.Y - self._without(groups).deviations
 
     def deviations_of(self, Y: Array) -> Array:
-        """y − leave-one-out mean for other targets at the same points, (N, outputs), each point left out by itself."""
+        """Leave-one-out residuals of other targets at the same points, (N, outputs), each point left out alone."""
         return self.factor.solve(Y) / self.inverse_diagonal[:, None]
 
     def votes(self, K_test: Array) -> Array:
-        """What each point's targets add to the mean, (M, N, outputs): h_i y_ic with h = (K + noise·I)⁻¹k."""
+        """Contribution of each point's targets to the mean, (M, N, outputs): h_i y_ic with h = (K + noise·I)⁻¹k."""
         h = self.factor.solve(self.checked_test(K_test).T).T
         return h[:, :, None] * self.Y[None]
 
     def novelty(self) -> Array:
-        """How unlike all others each point is; see `near_copies.py`."""
+        """Novelty of each point relative to all others; see `near_copies.py`."""
         return novelty_of_points(self.factor.A, self.variances)
 
     def kernel_between(self, rows: Any) -> Array:
-        """K between the points `rows`, from the triangle that survives above the factor's diagonal."""
+        """Kernel matrix of the points `rows`, read from the triangle above the factor's diagonal."""
         xp, A = namespace(self.Y), self.factor.A
         at = xp.asarray(rows)
-        # Of a pair, the entry above the diagonal is the one whose row comes first.
+        # An entry above the diagonal has the smaller number as its row.
         K = A[xp.minimum(at[:, None], at[None, :]), xp.maximum(at[:, None], at[None, :])]
         K[xp.arange(len(at)), xp.arange(len(at))] = self.variances[at]
         return K
@@ -210,14 +210,14 @@ class ExactGP(Posterior):
 
     @property
     def log_marginal_likelihood(self) -> float:
-        """Σ_c log N(y_c; 0, a(K + noise·I))."""
+        """Log marginal likelihood Σ_c log N(y_c; 0, a(K + noise·I))."""
         n, outputs = self.Y.shape
         loss = twice_negative_log(self._fit, self.factor.log_determinant(), n, outputs, self.amplitude)
         return -0.5 * (loss + float(n * outputs) * LOG_2PI)
 
     def solved(self) -> Solved:
-        """1/tr K⁻¹ ≤ λ_min ≤ min(1/max [K⁻¹]_ii, vᵀKv), of the matrix that was factorised: v is the unit vector of an
-        inverse iteration, whose Rayleigh quotient comes close to λ_min.
+        """Accuracy of the solution, with 1/tr K⁻¹ ≤ λ_min ≤ min(1/max [K⁻¹]_ii, vᵀKv) of the factorised matrix: v is
+        the unit vector of an inverse iteration, whose Rayleigh quotient approaches λ_min.
         """
         xp, n = namespace(self.Y), self.points
         v = xp.asarray(np.random.default_rng(0).standard_normal((n, 1)))
@@ -245,8 +245,8 @@ class ExactGP(Posterior):
     ) -> None:
         """Condition on M more points by a block update of the factor, from K(new, old) (M, N) and K(new, new).
 
-        `groups` are those of all N + M points; without them each new point is a group of its own. Before each of the
-        `new_outputs` of the model there comes one more, for which its own points have the target −1.
+        `groups` are those of all N + M points; without them each new point is a group of its own. A new output is
+        inserted before each of the old outputs `new_outputs`; for it the old points have the target −1.
         """
         xp, n = namespace(self.Y), self.points
         Y_old = xp.asarray(np.insert(to_numpy(self.Y), list(new_outputs), -1.0, axis=1)) if new_outputs else self.Y
@@ -267,10 +267,10 @@ class ExactGP(Posterior):
         set_diagonal(K_new, variances + point_noise)
         try:
             self.factor = self.factor.extended(K_new_old, K_new)
-            # The same amount is on the diagonal, whose mean the new points have changed.
+            # The absolute amount stays the same, but the new points have changed the mean of the diagonal.
             self.jitter = (self.factor.shift - self.noise) / float(self.factor.diagonal.mean()) if self.jitter else 0.0
-        except NotPositiveDefinite:  # more jitter is needed everywhere, so everything is factorised again
-            A = self.factor.joined(K_new_old, K_new)  # a copy: what fails leaves the model as it was
+        except NotPositiveDefinite:  # more jitter is needed on the whole diagonal, so all is factorised again
+            A = self.factor.joined(K_new_old, K_new)  # a copy, so that a failure leaves the model as it was
             Factor(A[:n, :n], self.factor.diagonal, self.factor.shift).restore()
             self.factor = self._factorise(A)
         self.Y = xp.concatenate([Y_old, Y_new])
@@ -295,9 +295,9 @@ class ExactGP(Posterior):
 
 
 def posterior_samples(mean: Array, cov: Array, n: int, seed: int | None) -> Array:
-    """`n` functions with these moments at M points: (n, M, outputs).
+    """Draw `n` functions with these moments at M points: (n, M, outputs).
 
-    The square root of the covariance is taken by eigenvalues: near the training points it is singular.
+    The square root of the covariance is computed from its eigenvalues, because it is singular near the training points.
     """
     xp = namespace(cov)
     values, Q = xp.linalg.eigh(cov)
@@ -306,7 +306,7 @@ def posterior_samples(mean: Array, cov: Array, n: int, seed: int | None) -> Arra
 
 
 def _checked_noise(xp: Any, noise: Array | None, n: int, common: Noise) -> Array:
-    """Noise beside that of all points, of which points of more weight have less: a sum of 0 or more where known."""
+    """Check the extra noise of single points; it may be negative as long as its sum with `common` is not."""
     if noise is None:
         return xp.zeros(n)
     least = 0.0 if isinstance(common, str) else -float(common) * (1.0 + 1e-12)

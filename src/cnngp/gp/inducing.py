@@ -1,25 +1,25 @@
-"""Regression through m inducing points, over any number of training points that are seen once, a block at a time.
+"""Sparse GP regression with m inducing points, for any number of training points that are read once, in blocks.
 
-The functions are those that m points span (subset of regressors), f(x) = φ(x)ᵀw with φ(x) = L⁻¹k(x), K_mm = LLᵀ,
+The model is the subset of regressors, the functions that m points span: f(x) = φ(x)ᵀw with φ(x) = L⁻¹k(x), K_mm = LLᵀ,
 w ~ N(0, a·I), y_i = f(x_i) + ε_i, ε_i ~ N(0, a·noise/ω_i), Ω = diag(ω):
 
     B = ΦᵀΩΦ,   w = (B + noise·I)⁻¹ΦᵀΩY,   mean φᵀw,   variance a(k(x, x) − φᵀφ + noise·φᵀ(B + noise·I)⁻¹φ)
 
-The variance is that of the deterministic training conditional (DTC): k(x, x) − φᵀφ is what the m points cannot say
-about x. To a model of m functions the same u_i of a training point is noise: ω_i = 1/(1 + discount·u_i/s), s the mean
-k(x, x). With discount 0 all points count alike; with discount s/noise the noise is noise + u_i, which is FITC. That
-would need a pass over all points for each noise that is tried; here a few discounts are summed side by side.
+The variance is that of the deterministic training conditional (DTC): k(x, x) − φᵀφ is the variance that the m points do
+not explain. For a training point this residual u_i acts as noise: ω_i = 1/(1 + discount·u_i/s), with s the mean
+k(x, x). With discount 0 all points count equally; with discount s/noise the noise is noise + u_i, which is FITC. FITC
+would need a pass over all points for each noise tried; here a few discounts are summed in the same pass.
 
-The sums are formed of L⁻¹K_mn and not of K_mn: K_mn K_nm has the square of the condition number. Nothing here is larger
-than m × m; N × m is never held.
+The sums are formed from L⁻¹K_mn instead of K_mn, because K_mn K_nm has the square of the condition number. No array is
+larger than m × m; N × m is never stored.
 
-Leave-one-out: with A = B + noise·I and H = ΦᵀA⁻¹Φ of points that are left out together, the blocks of the inverse of
+Leave-one-out: with A = B + noise·I and H = ΦᵀA⁻¹Φ for points that are left out together, the blocks of the inverse of
 the N × N matrix ΦᵀΦ + noise·Ω⁻¹ are (Ω − ΩHΩ)/noise, so by `leave_one_out.py`
 
     mean y − (I − HΩ)⁻¹(y − f),    variance of y: k(x, x) − φᵀφ + noise·(1 + [(I − HΩ)⁻¹H]_ii)
 
-Inducing points among them leave with their functions, as an image that was never seen has none, and the weights of the
-other points stay. With G = L⁻¹e of these, so that their weights β = Gᵀw are 0, S = GᵀA⁻¹G, C = GᵀA⁻¹Φ and p = Gᵀφ,
+Inducing points among them are removed with their functions, because a new image has none; the weights of the other
+points stay. With G = L⁻¹e for these, so that their weights β = Gᵀw are 0, S = GᵀA⁻¹G, C = GᵀA⁻¹Φ and p = Gᵀφ,
 
     f ← f − CᵀS⁻¹β,   H ← H − CᵀS⁻¹C,   φᵀφ ← φᵀφ − pᵀ(GᵀG)⁻¹p
 """
@@ -44,22 +44,22 @@ from .linalg import Array, Factor, NotPositiveDefinite, blocks, factorised, name
 from .objectives import LOG_2PI, Loss, amplitude_of, minimised, twice_negative_log
 from .posterior import Part, Posterior, Solved, relative_residual
 
-# Training points whose features are kept for leave-one-out, which chooses noise and temperature.
+# Number of training points whose features are kept for leave-one-out, which selects the noise and the temperature.
 SAMPLE = 4096
-# The powers of ten, times the mean diagonal, between which noise is sought. Below 10⁻⁴ predictions no longer change,
-# and leave-one-out cannot tell one noise from another.
+# Search ranges of the noise: log₁₀, in units of the mean diagonal. Below 10⁻⁴ predictions no longer change, so that
+# leave-one-out cannot distinguish noises.
 _LIKELY_NOISE = (-8.0, 1.0)
 _LOO_NOISE = (-4.0, 1.0)
-_PANEL = 2048  # rows of B that are summed, and new points that are looked for in the sample, at a time
-_EQUAL = 1e-12  # of squared lengths: features further apart belong to other points
+_PANEL = 2048  # rows of B that are summed, and new points that are compared with the sample, at a time
+_EQUAL = 1e-12  # largest squared distance of copies, relative to squared lengths
 _LEAST = 1e-12  # keeps 1 − ωh above rounding
-_SUMS = ("discount", "squares", "log_weights", "n")  # in files
+_SUMS = ("discount", "squares", "log_weights", "n")  # saved in files
 _SAMPLE = ("features", "diagonal", "targets", "seen", "copies")
 
 
 @dataclass
 class Sums:
-    """B = Σ ω φφᵀ (m, m), Σ ω φyᵀ (m, outputs), Σ ω‖y‖² and Σ log ω of the points so far."""
+    """Sums over the points read so far: B = Σ ω φφᵀ (m, m), Σ ω φyᵀ (m, outputs), Σ ω‖y‖² and Σ log ω."""
 
     discount: float
     B: Array
@@ -69,11 +69,11 @@ class Sums:
     n: int = 0
 
     def weights(self, unknown: Array) -> Array:
-        """ω = 1/(1 + discount·u), from u in units of the mean k(x, x)."""
+        """Return ω = 1/(1 + discount·u), from u in units of the mean k(x, x)."""
         return 1.0 / (1.0 + self.discount * unknown)
 
     def add(self, Phi: Array, Y: Array, unknown: Array) -> None:
-        """Points with features `Phi` (m, M), targets `Y` (M, outputs) and u (M,); B's lower triangle stays."""
+        """Add points with features `Phi` (m, M), targets `Y` (M, outputs) and u (M,), in B's upper triangle only."""
         if self.rhs is None:
             self.rhs = namespace(self.B).zeros((len(self.B), Y.shape[1]))
         if Y.shape[1] != self.rhs.shape[1]:
@@ -82,13 +82,13 @@ class Sums:
         weighted = Phi * w
         self.log_weights += float(namespace(w).log(w).sum())
         self.squares += float((w[:, None] * Y * Y).sum())
-        for k in blocks(len(self.B), _PANEL):  # only what is on or above the diagonal
+        for k in blocks(len(self.B), _PANEL):  # only on and above the diagonal
             self.B[k, k.start :] += weighted[k] @ Phi[k.start :].T
         self.rhs += weighted @ Y
         self.n += int(Y.shape[0])
 
     def factor(self, noise: float) -> Factor:
-        """Of B + noise·I, in B. It is positive definite, unless rounding swallows the noise."""
+        """Factorise B + noise·I in the buffer of B; it is positive definite unless rounding swallows the noise."""
         try:
             return Factor.of(self.B, noise)
         except NotPositiveDefinite:
@@ -98,26 +98,26 @@ class Sums:
             ) from None
 
     def twice_negative_log(self, factor: Factor, half: Array, rule: Any) -> float:
-        """−2 log N(Y; 0, a(ΦΦᵀ + noise·Ω⁻¹)) without its constant, from `half`, L⁻¹ΦᵀΩY."""
+        """Return −2 log N(Y; 0, a(ΦΦᵀ + noise·Ω⁻¹)) without its constant, from `half`, L⁻¹ΦᵀΩY."""
         fit = max(self.squares - float((half * half).sum()), 0.0) / factor.shift
         log_determinant = factor.log_determinant() + (self.n - len(factor)) * math.log(factor.shift) - self.log_weights
         return twice_negative_log(fit, log_determinant, self.n, int(self.rhs.shape[1]), rule)
 
 
 class Sample:
-    """The training points that leave-one-out predicts, by their number in it.
+    """Training points that leave-one-out predicts.
 
-    `own` says which of them are inducing points (their number, else −1), `groups` which are left out together, None for
-    each by itself. `features` (m, sample), k(x, x) and targets are set when they have been seen.
+    `own` is the number of each point among the inducing points, else −1; points of one of the `groups` are left out
+    together, with None each alone. `features` (m, sample), k(x, x) and targets are set in the first pass over the data.
     """
 
     features: Array = None
     diagonal: Array
     targets: Array
     seen: Array
-    """The mean target of a point and of its copies, (sample, outputs)."""
+    """Mean target of each point and its copies, (sample, outputs)."""
     copies: Array
-    """How often each point has been there, (sample,)."""
+    """Number of times that each point has occurred, (sample,)."""
 
     def __init__(self, basis: Factor, own: Any, groups: Any = None) -> None:
         self.own, self.groups = np.asarray(own), None if groups is None else np.unique(groups, return_inverse=True)[1]
@@ -127,7 +127,7 @@ class Sample:
         units = xp.zeros((len(basis), int(inducing.sum())))
         units[xp.asarray(self.own[inducing]), xp.arange(int(inducing.sum()))] = 1.0
         self._G = basis.solve_lower(units) if inducing.any() else units
-        self._together = []  # points (groups, size) and columns of G (groups, inducing points in each), alike
+        self._together = []  # points (groups, size) and columns of G (groups, inducing points), one entry per shape
         column = np.cumsum(inducing) - 1
         together = np.arange(len(self.own)) if self.groups is None else self.groups
         for members, _ in in_pieces(sets_left_out(together)):
@@ -137,9 +137,7 @@ class Sample:
                 self._together.append((alike, column[alike[inducing[alike]]].reshape(len(alike), count)))
 
     def find_copies(self, Phi: Array, Y: Array, diagonal: Array) -> None:
-        """Points that are there again are left out with their copies: as one of more weight, whose target is their
-        mean.
-        """
+        """Merge new points that repeat one of the sample with it: one point of more weight, with their mean target."""
         xp, kept = namespace(Phi), self.features
         size = (kept * kept).sum(0)[:, None]
         for k in blocks(int(Phi.shape[1]), _PANEL):
@@ -150,7 +148,7 @@ class Sample:
             self.seen, self.copies = total / copies[:, None], copies
 
     def left_out(self, weights: Array, factor: Factor, w: Array) -> LeftOut:
-        """What the model says of each point without it, from ω, the factor of A and the weights w of Φ."""
+        """Leave-one-out residuals of the sample, from ω, the factor of A and the weights w of Φ."""
         xp = namespace(w)
         V, U = factor.solve_lower(self.features), factor.solve_lower(self._G) if self._G.shape[1] else self._G
         deviations, variances = xp.empty_like(self.targets), xp.empty_like(self.diagonal)
@@ -167,7 +165,7 @@ class Sample:
                 f, H = f - _turned(C) @ _solved(S, G @ w), H - _turned(C) @ _solved(S, C)
                 known = known - (p * _solved(G @ _turned(G), p)).sum(1)
             root = xp.sqrt(weights[at])[:, :, None]
-            # (I − HΩ)⁻¹ = Ω^−½ (I − Ω^½HΩ^½)⁻¹ Ω^½, of a symmetric matrix
+            # (I − HΩ)⁻¹ = Ω^−½ (I − Ω^½HΩ^½)⁻¹ Ω^½, the inverse of a symmetric matrix
             left = (1.0 + _LEAST) * xp.eye(at.shape[1]) - root * H * _turned(root)
             seen = self.seen[at]
             deviations[at] = self.targets[at] - seen + _solved(left, root * (seen - f)) / root
@@ -181,21 +179,21 @@ def _turned(A: Array) -> Array:
 
 
 def _solved(A: Array, B: Array) -> Array:
-    """A⁻¹B for small symmetric matrices; a row of zeros, of a point that says nothing, gives 0."""
+    """Return A⁻¹B for small symmetric matrices; a row of zeros, from a point without information, gives 0."""
     xp = namespace(A)
     empty = A.diagonal(axis1=1, axis2=2) <= 0.0
     return xp.linalg.solve(A + empty[:, :, None] * xp.eye(A.shape[1]), B)
 
 
 class InducingGP(Posterior):
-    """The posterior through m inducing points with kernel matrix `K_mm` (m, m), given blocks of training points.
+    """Posterior through m inducing points with kernel matrix `K_mm` (m, m), given blocks of training points.
 
-    `parts` gives (rows, K(rows, inducing), Y(rows), k(x, x)) for all N points, in order. `sample` are the rows, sorted,
-    that leave-one-out predicts, with their `own` and `groups` as in `Sample`; a group that is in the sample is in it
-    with all its training points. `noise` is a variance, "ml", or "loo" or 0 for the one with the least leave-one-out
-    `loss`, by default the squared error: m points do not interpolate N, so without noise there is no model. Of several
-    `discounts` the best is taken, by likelihood where the noise is "ml", else by leave-one-out. The `amplitude` "ml" is
-    that of the leave-one-out predictions.
+    `parts` yields (rows, K(rows, inducing), Y(rows), k(x, x)) for all N points, in order. `sample` are the sorted rows
+    that leave-one-out predicts, with their `own` and `groups` as in `Sample`; it must hold all training points of each
+    of its groups. `noise` is a variance, "ml", or "loo" or 0 for the one that minimises the leave-one-out `loss`, by
+    default the squared error: m points do not interpolate N, so the model needs noise. The best of several `discounts`
+    is chosen by likelihood if the noise is "ml", else by leave-one-out. The `amplitude` "ml" is that of the
+    leave-one-out predictions.
 
     >>> import numpy as np
     >>> K, Y = np.array([[1.0, 0.5], [0.5, 1.0]]), np.array([[1.0], [-1.0]])
@@ -230,8 +228,8 @@ class InducingGP(Posterior):
         self._sample = Sample(self.basis, np.full(len(self.loo_rows), -1) if own is None else own, groups)
         sums = [Sums(discount, namespace(A).zeros(A.shape)) for discount in discounts]
         self._accumulate(sums, parts)
-        # The likelihood knows nothing of what the inducing points miss, which is most of the variance; leave-one-out
-        # predictions do.
+        # The likelihood ignores the variance that the inducing points do not explain, which is most of it;
+        # leave-one-out predictions include it.
         self._amplitude_rule: Any = "loo" if amplitude == "ml" else amplitude
         self._choose(sums, noise, loss or (lambda mean, targets: float(((mean - targets) ** 2).mean())))
         self._condition()
@@ -253,7 +251,7 @@ class InducingGP(Posterior):
                 kept.append((Phi[:, at].T, Y[at], diagonal[at]))
             else:
                 sample.find_copies(Phi, Y, diagonal)
-        for one in sums:  # what is below the diagonal of B
+        for one in sums:  # fill B below the diagonal
             Factor(one.B, one.B.diagonal().copy(), 0.0).restore()
         if sample.features is None:
             features, sample.targets, sample.diagonal = (xp.concatenate(a) for a in zip(*kept, strict=True))
@@ -261,7 +259,7 @@ class InducingGP(Posterior):
             sample.seen, sample.copies = sample.targets, xp.ones(len(self.loo_rows))
 
     def _unknown(self, Phi: Array, diagonal: Array) -> Array:
-        """What the inducing points cannot say about points with features `Phi`, in units of their own mean k(x, x)."""
+        """Variance of points not explained by the inducing points, in units of the latter's mean k(x, x)."""
         return namespace(Phi).maximum(diagonal - (Phi * Phi).sum(0), 0.0) / float(self.basis.diagonal.mean())
 
     def _left_out(self, sums: Sums, factor: Factor, w: Array) -> LeftOut:
@@ -269,7 +267,7 @@ class InducingGP(Posterior):
         return self._sample.left_out(weights, factor, w)
 
     def _choose(self, several: Sequence[Sums], noise: Noise, judge: Loss) -> None:
-        """The sums and the noise to go on with."""
+        """Choose the sums (the discount) and the noise."""
         scale, targets = float(self.basis.diagonal.mean()), self._sample.targets
 
         def loss_of(sums: Sums, shift: float) -> float:
@@ -283,23 +281,23 @@ class InducingGP(Posterior):
             return value
 
         def best(sums: Sums) -> tuple[float, float]:
-            """The least loss, and its noise."""
+            """Return the smallest loss and its noise."""
             if noise not in ("ml", "loo", 0.0):
                 return (loss_of(sums, float(noise)) if len(several) > 1 else 0.0), float(noise)
             bounds = _LIKELY_NOISE if noise == "ml" else _LOO_NOISE
-            # A factor of B is a third of m³ operations, an eigendecomposition tens.
+            # Factorising B takes m³/3 operations, an eigendecomposition tens of m³.
             found = minimised(lambda x: loss_of(sums, scale * 10.0**x), *bounds, tolerance=0.1)
             return found.loss, float(scale * 10.0**found.at)
 
         _, self.noise, self._sums = min(((*best(sums), sums) for sums in several), key=lambda found: found[0])
 
     def features(self, K_test: Array) -> Array:
-        """φ = L⁻¹k of each row, (M, m) → (m, M)."""
+        """Return φ = L⁻¹k for each row, (M, m) → (m, M)."""
         return self.basis.solve_lower(check_test(namespace(self.basis.A), K_test, len(self.basis)).T)
 
     def add(self, parts: Iterable[Part]) -> None:
-        """Condition on more points, with K(new, inducing) in blocks. The noise and the sample stay."""
-        # On copies until all is done: kernels take long, and what fails or is stopped must leave the model as it was.
+        """Condition on more points, with K(new, inducing) in blocks. The noise and the sample stay the same."""
+        # Works on copies to the end: kernels take long, and a failure or an interrupt must leave the model as it was.
         grown, sums = copy.copy(self), copy.copy(self._sums)
         sums.B = Factor(self.factor.A.copy(), self.factor.diagonal, self.factor.shift).restore()
         sums.rhs = sums.rhs.copy()
@@ -326,7 +324,7 @@ class InducingGP(Posterior):
 
     @property
     def log_marginal_likelihood(self) -> float:
-        """Of the approximation: Σ_c log N(y_c; 0, a(ΦΦᵀ + noise·Ω⁻¹))."""
+        """Log marginal likelihood of the approximation: Σ_c log N(y_c; 0, a(ΦΦᵀ + noise·Ω⁻¹))."""
         targets = self._sums.n * int(self._sums.rhs.shape[1])
         return -0.5 * (self._sums.twice_negative_log(self.factor, self._half, self.amplitude) + targets * LOG_2PI)
 
@@ -344,7 +342,7 @@ class InducingGP(Posterior):
         return self.amplitude * (prior - Phi.T @ Phi + self.noise * V.T @ V)
 
     def solved(self) -> Solved:
-        """Of (B + noise·I)w = ΦᵀΩY, whose smallest eigenvalue is between the noise and the smallest diagonal entry."""
+        """Accuracy of (B + noise·I)w = ΦᵀΩY; λ_min is between the noise and the smallest diagonal entry."""
         high = float(self.factor.diagonal.min()) + self.noise
         return Solved(relative_residual(self.factor.multiply(self.w), self._sums.rhs), (self.noise, high))
 
@@ -356,7 +354,7 @@ class InducingGP(Posterior):
         arrays = {f"sample_{name}": getattr(self._sample, name) for name in _SAMPLE}
         arrays |= {"rhs": self._sums.rhs, "loo_rows": self.loo_rows, "own": self._sample.own}
         arrays |= {} if self.groups is None else {"loo_groups": self.groups}
-        # K_mm and B stand above the diagonals of the factors.
+        # K_mm and B are kept above the diagonals of the factors.
         arrays["K"] = files.packed(to_numpy(self.basis.A), to_numpy(self.basis.diagonal), dtype)
         arrays["B"] = files.packed(to_numpy(self.factor.A), to_numpy(self.factor.diagonal), "float64")
         return numbers, arrays

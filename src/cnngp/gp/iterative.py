@@ -1,6 +1,6 @@
-"""The posterior without a factor: means by one iterative solve, leave-one-out for a sample, variances by more solves.
+"""Posterior without a Cholesky factor: mean and leave-one-out of a sample by one iterative solve, variances by more.
 
-What needs all of a factor (the likelihood, covariances, samples, adding points) is not there, and says so.
+The likelihood, covariances, samples and adding points need a factor and are not available.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from .solving import ConvergenceWarning, solve_matrix
 from .solving.conjugate import Limits
 from .solving.matrices import SymmetricMatrix
 
-# Training points whose leave-one-out prediction is computed: each is one more right-hand side of the one solve.
+# Number of training points with a leave-one-out prediction: each is one more right-hand side of the solve.
 SAMPLE = 256
-# The relative residual up to which [K⁻¹]_ii of a point is used.
+# Largest relative residual at which [K⁻¹]_ii of a point is used.
 _SOLVED = 1e-6
 _LIMITS = Limits(tolerance=_SOLVED)
-# That from which a unit vector has no solution: a repeated point's stays at 1/√2 or above.
+# Relative residual from which a unit vector has no solution: for a repeated point it stays at 1/√2 or more.
 _PROMISING = 0.5
-# Test points whose variances are solved for together.
+# Number of test points whose variances are solved for together.
 _COLUMNS = 256
 _NUMBERS = ("noise", "amplitude", "residual", "message", "unsolved", "largest_variance")
 _ARRAYS = ("alpha", "inverse_diagonal", "loo_targets")
 
 
 class IterativeGP(Posterior):
-    """`ExactGP` for a matrix that is only multiplied. What leave-one-out of a sample needs of K⁻¹ comes from solves for
-    unit vectors, of the sample and of all that is left out with it where there are `groups`.
+    """Exact posterior for a matrix that is multiplied, never factorised. Entries of K⁻¹ for leave-one-out come from
+    solves for the unit vectors of a sample of points, and with `groups` of all points that are left out with them.
     """
 
     kind = "iterative"
@@ -67,7 +67,7 @@ class IterativeGP(Posterior):
         left_out = None if groups is None else as_left_out(groups, n)
         units, sets = _sample(left_out, n, seed)
         self.variances, self.largest_variance = xp.asarray(diagonal), float(diagonal.max())
-        # [A⁻¹]_ii is at least 1/A_ii where A is positive definite: far below that it is no solution, whatever remains.
+        # [A⁻¹]_ii is at least 1/A_ii if A is positive definite: far below that it is wrong, whatever the residual.
         least = 1.0 / np.maximum(diagonal[units] + self.noise, np.finfo(np.float64).tiny)
         solution, inverse, solved = self._solve(matrix, Y, units)
         solved &= inverse.diagonal() >= 0.5 * least
@@ -75,7 +75,7 @@ class IterativeGP(Posterior):
         self.alpha = solution.weights[:, :outputs].copy()
         if not solution.converged:
             warnings.warn(f"the linear system was not solved: {self.message}", ConvergenceWarning, stacklevel=6)
-        # Leave-one-out is of the points whose whole set was solved for.
+        # Leave-one-out covers the points whose whole set was solved for.
         kept = [(at[whole], chosen[whole]) for at, chosen in sets for whole in [solved[at].all(1)]]
         predicted = np.zeros(len(units), bool)
         for at, chosen in kept:
@@ -109,11 +109,11 @@ class IterativeGP(Posterior):
         self.amplitude = amplitude_of(fit, count, amplitude)
 
     def _solve(self, matrix: SymmetricMatrix, Y: Array, units: Codes) -> tuple[Any, Any, NDArray[np.bool_]]:
-        """The solution for the targets, [A⁻¹] among the `units`, and which of these were solved for.
+        """Return the solution for the targets, [A⁻¹] among the `units`, and a mask of the units that were solved for.
 
-        One solve for all, so that there is one checkpoint and every pass over the matrix serves all of it. The unit
-        vectors of repeated points have no solution without noise, and hold up the whole block: then those that came
-        nowhere are left out, and should that not do, all of them.
+        One solve includes them all, so that there is one checkpoint and each pass over the matrix serves every column.
+        Without noise the unit vectors of repeated points have no solution and stall the whole block: the solve is then
+        repeated without those that made no progress, and if that fails, without any.
         """
         xp, outputs = namespace(Y), int(Y.shape[1])
         inverse = np.zeros((len(units), len(units)))
@@ -132,7 +132,7 @@ class IterativeGP(Posterior):
             tried = promising if first and len(promising) < len(tried) else tried[:0]
 
     def variance(self, K_test: Array, diagonal: Array) -> Array:
-        """Var[f] by a solve for every block of test points: right, and slow, as each reads the matrix many times."""
+        """Posterior variance by a solve for each block of test points; slow, as each reads the matrix many times."""
         if self.matrix is None:
             raise MatrixError(
                 "a loaded model without a factor has no kernel matrix, so it gives means and no variances; fit it again"
@@ -154,8 +154,8 @@ class IterativeGP(Posterior):
         raise MatrixError(NEEDS_FACTOR.format("a covariance between test points"))
 
     def solved(self) -> Solved:
-        """The smallest eigenvalue is between the noise and 1/max [K⁻¹]_ii of the sample; where some of these could not
-        be solved for, rounding's.
+        """Accuracy of the solution; λ_min is between the noise and 1/max [K⁻¹]_ii of the sample, or if some of these
+        could not be solved for, the larger of the noise and rounding.
         """
         if self.unsolved:
             high = max(self.noise, self.points * float(np.finfo(np.float64).eps) * self.largest_variance)
@@ -164,7 +164,7 @@ class IterativeGP(Posterior):
         return Solved(self.residual, (self.noise, high))
 
     def state(self, dtype: str) -> tuple[dict[str, Any], dict[str, Array]]:
-        """All but the matrix."""
+        """Everything but the matrix."""
         arrays = {name: getattr(self, name) for name in _ARRAYS}
         arrays |= {"deviations": self.left.deviations, "left_out_variances": self.left.variances}
         arrays |= {"loo_rows": self.loo_rows} | ({} if self.groups is None else {"loo_groups": self.groups})
@@ -181,7 +181,7 @@ class IterativeGP(Posterior):
 
 
 def _sample(left_out: Codes | None, n: int, seed: int | None) -> tuple[Codes, list[Sets]]:
-    """Sorted points to solve for, about `SAMPLE` of n, and by their places among these the sets that are left out."""
+    """Draw about `SAMPLE` of n points, sorted, and the sets that are left out, as positions among these points."""
     rng = np.random.default_rng(seed)
     if left_out is None:
         units = np.sort(rng.choice(n, min(n, SAMPLE), replace=False))

@@ -1,15 +1,15 @@
-"""Leave-one-out in closed form: what all other points say of a point, and those outside of a group of the group.
+"""Leave-one-out in closed form: predictions of a point, or of a group of points, from all others.
 
-With K including the noise and α = K⁻¹Y, the points outside of g predict its targets with
+With K including the noise and α = K⁻¹Y, the points outside g predict its targets with
 
     deviations d_g = y_g − mean = [K⁻¹]_gg⁻¹ α_g,    covariance S_g = [K⁻¹]_gg⁻¹ (times the amplitude)
 
-which for one point are α_i/[K⁻¹]_ii and 1/[K⁻¹]_ii. Deviations are measured twice, one by one, Σ d_i²/v_i, and jointly,
-Σ_g d_gᵀS_g⁻¹d_g = Σ_g d_gᵀα_g: the second alone knows that two measurements at one image contradict each other.
+which for one point are α_i/[K⁻¹]_ii and 1/[K⁻¹]_ii. Deviations are measured in two ways: one by one, Σ d_i²/v_i, and
+jointly, Σ_g d_gᵀS_g⁻¹d_g = Σ_g d_gᵀα_g. Only the second detects two contradictory measurements of one image.
 
-Points that are left out together are copies of one image, pictures of one film or of one patient. Groups are an array
-(N,) of their numbers, or (N, 2) with the number of the image beside it: then a point is predicted without its group and
-without the points of other groups that have the same image.
+Points that are left out together are, for example, copies of one image, frames of one film or pictures of one patient.
+Groups are an array (N,) of group numbers, or (N, 2) with image numbers in the second column: a point is then predicted
+without its group and without the points of other groups that have the same image.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from .linalg import Array, Factor, blocks, namespace
 
 Codes = NDArray[np.intp]
 Sets = tuple[Codes, NDArray[np.bool_]]
-"""Points that are left out together, (sets, size), and which of them each set predicts."""
+"""Points that are left out together, (sets, size), and a mask of those that each set predicts."""
 CovarianceOf = Callable[[Array], Array]
 """Points (sets, size) → S of each set, [K⁻¹]_gg⁻¹, (sets, size, size)."""
 
-_POINTS = 512  # left out in sets at a time
-_MANY = 20  # groups, that stand for all others
+_POINTS = 512  # points left out at a time, in sets
+_MANY = 20  # whole groups that are enough to represent all of them
 
 
 class LeftOut(NamedTuple):
-    """What is said of each point without it, for the amplitude 1."""
+    """Leave-one-out residuals (`deviations`) and variances, for the amplitude 1."""
 
     deviations: Array
     """y − mean, (N, outputs)."""
     variances: Array
     """(N,), noise included."""
     jointly: float
-    """Σ_g d_gᵀS_g⁻¹d_g; of a set of points that predicts some of them, as large a share as these are of it."""
+    """Σ_g d_gᵀS_g⁻¹d_g; a set that predicts only some of its points counts in that proportion."""
 
     @property
     def one_by_one(self) -> float:
@@ -57,7 +57,7 @@ class LeftOut(NamedTuple):
 def leave_out(
     alpha: Array, diagonal: Array, sets: Iterable[Sets] = (), covariance_of: CovarianceOf | None = None
 ) -> LeftOut:
-    """Every point without itself, from α (N, outputs) and the diagonal of K⁻¹ (N,), or without its set."""
+    """Predict each point without itself or its set, from α (N, outputs) and the diagonal of K⁻¹ (N,)."""
     xp = namespace(alpha)
     deviations, variances = alpha / diagonal[:, None], 1.0 / diagonal
     jointly = (alpha * deviations).sum(1)
@@ -73,9 +73,9 @@ def leave_out(
 
 
 def covariance_by_factor(factor: Factor) -> CovarianceOf:
-    """From columns V = L⁻¹E_g: [K⁻¹]_gg = VᵀV and V = QR, so S = R⁻¹R⁻ᵀ.
+    """Return a function that computes S by a factor: with V = L⁻¹E_g = QR, [K⁻¹]_gg = VᵀV, so S = R⁻¹R⁻ᵀ.
 
-    VᵀV itself has the square of V's condition number: of copies without noise nothing would be left of S.
+    VᵀV itself has the square of V's condition number: for copies without noise, S would be rounding alone.
     """
 
     def covariance_of(at: Array) -> Any:
@@ -90,7 +90,7 @@ def covariance_by_factor(factor: Factor) -> CovarianceOf:
 
 
 def in_pieces(sets: Iterable[Sets], least: int = 1) -> Iterator[Sets]:
-    """Some sets of at least so many points at a time."""
+    """Yield the sets of at least `least` points, about `_POINTS` points at a time."""
     for members, predicted in sets:
         count, size = members.shape
         if size >= least:
@@ -98,11 +98,11 @@ def in_pieces(sets: Iterable[Sets], least: int = 1) -> Iterator[Sets]:
                 yield members[piece], predicted[piece]
 
 
-# ---- what is left out together ---------------------------------------------------------------------------------------
+# ---- groups that are left out together -------------------------------------------------------------------------------
 
 
 def check_groups(groups: Any, n: int) -> Codes:
-    """The number of each point's group, from whatever names the groups."""
+    """Return the group number of each point, from names or numbers of the groups."""
     names = np.asarray(groups)
     if names.shape != (n,) or (names.dtype.kind == "f" and not np.isfinite(names).all()):
         raise MatrixError(f"groups has shape {names.shape}; expected {n} names or numbers, one for each image")
@@ -116,32 +116,32 @@ def check_groups(groups: Any, n: int) -> Codes:
 
 
 def as_left_out(groups: Any, n: int) -> Codes:
-    """Groups as `sets_left_out` reads them: numbers (N,), or with an image beside each (N, 2) as they are."""
+    """Return groups in the form of `sets_left_out`: numbers (N,), or numbers of groups and images (N, 2) unchanged."""
     pairs = np.asarray(groups)
     return np.asarray(pairs, np.intp) if pairs.shape == (n, 2) and pairs.dtype.kind in "iu" else check_groups(groups, n)
 
 
 def names_of(left_out: Codes | None) -> Codes | None:
-    """The number of each point's group, (N,); None without groups."""
+    """Group number of each point, (N,); None without groups."""
     return left_out if left_out is None or left_out.ndim == 1 else left_out[:, 0]
 
 
 def with_new(left_out: Codes | None, m: int) -> Codes | None:
-    """The same with `m` more points, each a group (and an image) of its own."""
+    """Append `m` points, each a group (and an image) of its own."""
     if left_out is None:
         return None
     return np.concatenate([left_out, np.add.outer(np.arange(m), left_out.max(0) + 1)])
 
 
 def sets_left_out(left_out: Codes) -> Iterator[Sets]:
-    """Sets of points that are left out together, and which of them each set predicts, for each size.
+    """Yield, for each size, the sets of points that are left out together and the points that each set predicts.
 
-    Every point is predicted by one set: its group, and the points of the same image where that stands in other groups.
+    Every point is predicted by one set: its group, and the points of the same image if other groups have that too.
     """
-    both = left_out.reshape(len(left_out), -1)[:, [0, -1]].T  # a group without images is an image of its own
+    both = left_out.reshape(len(left_out), -1)[:, [0, -1]].T  # without image numbers, a group counts as an image
     by_group, by_image = (np.split(np.argsort(a, kind="stable"), np.cumsum(np.bincount(a))[:-1]) for a in both)
     group, image = both
-    shared = np.bincount(np.unique(both, axis=1)[1]) > 1  # images that stand in several groups
+    shared = np.bincount(np.unique(both, axis=1)[1]) > 1  # images that are in several groups
     keys = np.stack([group, np.where(shared[image], image, -1)], 1)
     kinds = np.unique(keys, axis=0)
     sets = [by_group[g] if i < 0 else np.union1d(by_group[g], by_image[i]) for g, i in kinds.tolist()]
@@ -153,8 +153,9 @@ def sets_left_out(left_out: Codes) -> Iterator[Sets]:
 
 
 def whole_groups(groups: Codes, most: int, rng: np.random.Generator) -> Codes:
-    """Sorted points of groups that are drawn at random, none of them in part, `most` points at most; the points of the
-    smallest group where that alone is larger.
+    """Draw whole groups at random with at most `most` points in all; return their points, sorted.
+
+    If every group is larger than that, the points of the smallest one.
     """
     sizes = np.bincount(groups)
     taken, room = np.zeros(len(sizes), bool), most
@@ -167,8 +168,8 @@ def whole_groups(groups: Codes, most: int, rng: np.random.Generator) -> Codes:
 
 
 def thinned(groups: Codes, most: int) -> Codes:
-    """About `most` of the points, sorted, so that contradictions inside of groups stay among them: whole groups where
-    these are many, else the same share of each group.
+    """Select at most about `most` points, sorted, that keep contradictions inside groups: whole groups if many fit,
+    else the same share of each group.
     """
     names = groups.reshape(len(groups), -1)[:, 0]
     whole = whole_groups(names, most, np.random.default_rng(0))
@@ -178,9 +179,9 @@ def thinned(groups: Codes, most: int) -> Codes:
 
 
 def one_of_each(groups: Codes | None, n: int) -> Codes:
-    """The first of the n points of each group; all of them where there are no groups.
+    """Return the first point of each group, or all n points without groups.
 
-    Where groups share images, the first with an image that no group before it has given.
+    If groups share images, a group's point is the first whose image has not been taken.
     """
     if groups is None:
         return np.arange(n)

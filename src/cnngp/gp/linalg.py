@@ -1,8 +1,8 @@
-"""Cholesky in the one buffer that held the matrix: memory, not time, decides how many images an exact GP can take.
+"""In-place Cholesky factorisation: memory, not time, limits the number of images of an exact GP.
 
-The buffer is N×N, in float64. L replaces the lower triangle and the diagonal, the matrix itself survives above it, so a
-failed attempt is undone, residuals are measured and rows are added without a second copy. Everything is built from
-matrix products and small triangular blocks, which NumPy and CuPy share.
+The buffer is N×N, in float64. L replaces the lower triangle and the diagonal; the matrix itself survives above it, so a
+failed attempt can be undone, residuals measured and rows added without a second copy. Everything is built from matrix
+products and small triangular blocks, which NumPy and CuPy share.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ import numpy as np
 
 from cnngp.common.arrays import namespace as namespace
 
-# An ndarray of NumPy or CuPy: the two have no common type.
+# An ndarray of NumPy or CuPy, which have no common type.
 Array = Any
 
-# Of the mean diagonal: jitter is tried from far below the rounding of a float64 kernel up to where it would be a model
-# of its own.
+# Jitters to try, relative to the mean diagonal: from far below the rounding of a float64 kernel up to where jitter
+# would change the model.
 JITTERS = tuple(10.0**e for e in range(-14, -1))
-# Rows up to which a matrix is decomposed with one BLAS thread. Two threads hand over at every column: beside other work
-# a leave-one-out of 200 points took 180 ms with two and 2 ms with one, of 1,300 points 1,200 and 67 ms, and
-# eigenvalues of 3,000 columns 34 and 11 s.
+# Matrices with up to this many rows are decomposed with one BLAS thread. Two threads synchronise at every column: with
+# other work running, a leave-one-out of 200 points took 180 ms with two and 2 ms with one, of 1,300 points 1,200 and
+# 67 ms, and eigenvalues of 3,000 columns 34 and 11 s.
 ONE_THREAD = 3000
-# Operations of a solve for many right-hand sides, which are large products: all threads are worth having.
+# A solve for many right-hand sides with more operations than this consists of large products and uses all threads.
 _WORTH_THREADS = 2 * 10**9
 _lock = threading.Lock()
-_limits: list[Any] = []  # the one limit, for each of its users
+_limits: list[Any] = []  # the shared limit, once for each current user
 
 
 class MatrixError(ValueError):
-    """A kernel matrix or targets that no Gaussian process can be made of."""
+    """Error for a kernel matrix, targets or parameters that do not define a Gaussian process."""
 
 
 class JitterWarning(UserWarning):
-    """The kernel matrix is not positive definite in the working precision; a stated multiple of I was added."""
+    """Warning that a multiple of I was added, because the matrix is not positive definite in the working precision."""
 
 
 class NotPositiveDefinite(ArithmeticError):
-    """A pivot that is zero, negative, NaN, or nothing but rounding."""
+    """Error for a pivot that is zero, negative, NaN, or no larger than rounding."""
 
 
 @contextmanager
 def one_thread_if_small(A: Array, right: int = 0) -> Iterator[None]:
-    """One BLAS thread while a small matrix is worked on in host memory, with so many numbers on the right-hand side.
+    """Limit BLAS to one thread for work on a small matrix in host memory; `right` is the size of the right-hand side.
 
-    The limit is the whole process's: set by its first user, lifted by its last one.
+    The limit applies to the whole process: its first user sets it, its last one lifts it.
     """
     if namespace(A) is not np or len(A) > ONE_THREAD or len(A) * right > _WORTH_THREADS:
         yield
@@ -68,15 +68,15 @@ def one_thread_if_small(A: Array, right: int = 0) -> Iterator[None]:
 
 @functools.cache
 def _blas() -> Any:
-    """The BLAS libraries of NumPy and SciPy, which are looked for once."""
-    import scipy.linalg  # noqa: F401  with a library of its own
+    """Controller of the BLAS libraries of NumPy and SciPy."""
+    import scipy.linalg  # noqa: F401  which may load a library of its own
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()
 
 
 def factorised(A: Array, noise: float, jitter: float = 0.0) -> tuple[Factor, float]:
-    """K + noise·I without more jitter where that works, else with the smallest power of ten that does, in place."""
+    """Factorise K + noise·I in place with `jitter` or, if needed, a larger power of ten; return factor and jitter."""
     mean_diagonal = float(A.diagonal().mean())
     if mean_diagonal == 0.0 and noise == 0.0 and not A.diagonal().any():
         raise MatrixError(
@@ -97,7 +97,7 @@ def factorised(A: Array, noise: float, jitter: float = 0.0) -> tuple[Factor, flo
 def warn_of_jitter(
     n: int, jitter: float, diagonal: Array, stacklevel: int, name: str = "the kernel matrix", knob: str = "noise"
 ) -> None:
-    """`knob` is the parameter that adds to the diagonal of the matrix called `name`."""
+    """Warn of added jitter; `knob` is the parameter that adds to the diagonal of the matrix called `name`."""
     warnings.warn(
         f"{name} of {n} points is not positive definite in float64; added {jitter:g} of its mean diagonal to the "
         "diagonal. Repeated points or a float32 kernel do that: remove repeats, use dtype='float64', or set "
@@ -108,7 +108,7 @@ def warn_of_jitter(
 
 
 def triangular_solve(L: Array, B: Array, transposed: bool = False) -> Array:
-    """L⁻¹B or L⁻ᵀB for a small lower triangle; what stands above it is not read."""
+    """Return L⁻¹B or L⁻ᵀB for a small lower triangle; entries above the diagonal are not read."""
     if namespace(L) is np:
         from scipy.linalg import solve_triangular
     else:
@@ -126,7 +126,7 @@ def _block_size(A: Array) -> int:
 
 
 class Factor:
-    """L with L Lᵀ = K + shift·I, in the buffer `A` that held K.
+    """Cholesky factor L with L Lᵀ = K + shift·I, in the buffer `A` that held K.
 
     >>> import numpy as np
     >>> factor = Factor.of(np.array([[4.0, 2.0], [2.0, 2.0]]))
@@ -137,12 +137,12 @@ class Factor:
 
     def __init__(self, A: Array, diagonal: Array, shift: float) -> None:
         self.A = A
-        self.diagonal = diagonal  # diag(K), whose place in the buffer L has taken: (N,)
+        self.diagonal = diagonal  # diag(K), (N,), which L overwrites in the buffer
         self.shift = shift
 
     @classmethod
     def of(cls, A: Array, shift: float = 0.0) -> Factor:
-        """Factorise K + shift·I in place. On `NotPositiveDefinite` the buffer holds K again."""
+        """Factorise K + shift·I in place; if that raises `NotPositiveDefinite`, the buffer holds K again."""
         factor = cls(A, A.diagonal().copy(), shift)
         try:
             with one_thread_if_small(A):
@@ -156,7 +156,7 @@ class Factor:
         return int(self.A.shape[0])
 
     def _factorise(self) -> None:
-        """Left-looking: a panel of columns is reduced by all columns to its left in one product, then finished."""
+        """Left-looking Cholesky: one product reduces a panel by all columns to its left, then the panel is solved."""
         A, n = self.A, len(self)
         for k in blocks(n, _block_size(A)):
             rest = slice(k.stop, n)
@@ -169,7 +169,7 @@ class Factor:
                 A[rest, k] = triangular_solve(L_kk, panel.T).T
 
     def restore(self) -> Array:
-        """The buffer with K in it again; the factor is no more."""
+        """Restore K in the buffer and return it; the factor is lost."""
         A, xp = self.A, namespace(self.A)
         for k in blocks(len(self), _block_size(A)):
             A[k.stop :, k] = A[k, k.stop :].T
@@ -179,7 +179,7 @@ class Factor:
         return A
 
     def solve_lower(self, B: Array) -> Array:
-        """L⁻¹B."""
+        """Return L⁻¹B."""
         A, X = self.A, B.copy()
         with one_thread_if_small(A, B.size):
             for k in blocks(len(self), _block_size(A)):
@@ -187,11 +187,11 @@ class Factor:
         return X
 
     def solve(self, B: Array) -> Array:
-        """(K + shift·I)⁻¹B = L⁻ᵀL⁻¹B."""
+        """Return (K + shift·I)⁻¹B = L⁻ᵀL⁻¹B."""
         return self.solve_upper(self.solve_lower(B))
 
     def solve_upper(self, B: Array) -> Array:
-        """L⁻ᵀB."""
+        """Return L⁻ᵀB."""
         A, X = self.A, B.copy()
         with one_thread_if_small(A, B.size):
             for k in reversed(list(blocks(len(self), _block_size(A)))):
@@ -199,7 +199,7 @@ class Factor:
         return X
 
     def multiply(self, B: Array, shift: float | None = None) -> Array:
-        """(K + shift·I)B, from the triangle that survived; by default with the factor's own shift."""
+        """Return (K + shift·I)B from K above the diagonal; by default with the factor's own shift."""
         A, xp = self.A, namespace(self.A)
         Y = (self.diagonal + (self.shift if shift is None else shift))[:, None] * B
         for k in blocks(len(self), _block_size(A)):
@@ -209,11 +209,11 @@ class Factor:
         return Y
 
     def log_determinant(self) -> float:
-        """log |K + shift·I|."""
+        """Return log |K + shift·I|."""
         return 2.0 * float(namespace(self.A).log(self.A.diagonal()).sum())
 
     def inverse_diagonal(self) -> Array:
-        """diag (K + shift·I)⁻¹: [K⁻¹]_ii = Σ_{k ≥ i} (L⁻¹)_ki², a few columns of L⁻¹ at a time."""
+        """Return diag (K + shift·I)⁻¹: [K⁻¹]_ii = Σ_{k ≥ i} (L⁻¹)_ki², a few columns of L⁻¹ at a time."""
         A, xp, n = self.A, namespace(self.A), len(self)
         size = _block_size(A)
         result = xp.empty(n)
@@ -228,7 +228,7 @@ class Factor:
         return result
 
     def extended(self, K_new_old: Array, K_new: Array) -> Factor:
-        """The factor after new rows: the old triangle is copied, only the new rows are computed.
+        """Factor of the matrix with new rows: the old triangle is copied, only the new rows are computed.
 
         [[K, K₂₁ᵀ], [K₂₁, K₂₂]]:  L₂₁ = K₂₁L⁻ᵀ,  L₂₂L₂₂ᵀ = K₂₂ + shift·I − L₂₁L₂₁ᵀ
         """
@@ -240,7 +240,7 @@ class Factor:
         return Factor(A, namespace(A).concatenate([self.diagonal, K_new.diagonal()]), self.shift)
 
     def joined(self, K_new_old: Array, K_new: Array) -> Array:
-        """[[A, K₂₁ᵀ], [K₂₁, K₂₂]], a buffer in which A is this factor's."""
+        """New buffer [[A, K₂₁ᵀ], [K₂₁, K₂₂]], in which A is this factor's buffer."""
         n, m = len(self), int(K_new.shape[0])
         A = namespace(self.A).empty((n + m, n + m))
         A[:n, :n], A[:n, n:], A[n:, :n], A[n:, n:] = self.A, K_new_old.T, K_new_old, K_new
@@ -248,9 +248,9 @@ class Factor:
 
 
 def _small_cholesky(S: Array, original: Array, pivots: Array) -> Array:
-    """L L^T = S with `pivots` on S's diagonal; `original` is what stood there before earlier columns were taken off.
+    """Cholesky factor of S with the diagonal `pivots`; `original` is that diagonal before subtracting earlier columns.
 
-    A pivot of a few ulps of the original is the rounding of that subtraction: its sign is chance, so it is refused.
+    A pivot of a few ulps of the original is rounding of that subtraction, with a random sign, so it is refused.
     """
     xp = namespace(S)
     S = S.copy()
@@ -271,5 +271,5 @@ def set_diagonal(A: Array, values: Array) -> None:
 
 
 def _over_lower(block: Array, L: Array) -> Array:
-    """`L` in the lower triangle and on the diagonal, `block` above."""
+    """Combine `L` in the lower triangle and on the diagonal with `block` above."""
     return namespace(block).triu(block, 1) + namespace(L).tril(L)

@@ -1,13 +1,13 @@
-"""How alike points are, by the kernel's correlations k(x, z)/√(k(x, x) k(z, z)): novelty, and near copies.
+"""Novelty and near copies of points, by the kernel's correlations k(x, z)/√(k(x, x) k(z, z)).
 
-In the kernel's feature space they are cosines of angles, which depend neither on the scale of the kernel nor, for a
-ReLU network without biases, on that of the pixels. The novelty of a point is 1 − its largest one with a known point.
+In the kernel's feature space these are cosines of angles, independent of the scale of the kernel and, for a ReLU
+network without biases, of that of the pixels. The novelty of a point is 1 − its largest correlation with a known point.
 
-Near copies that nobody named are frames of one film, pictures of one patient, crops of one photograph. Leave-one-out
-says nothing of new images where each image has one: the copy predicts it. Of each class single linkage joins every
-image to its nearest neighbours; its links have all lengths where images are independent, and with near copies they are
-either short, inside of a film, or long, between films. A warning follows where leaving out together what short links
-join makes predictions worse.
+Undeclared near copies are frames of one film, pictures of one patient, crops of one photograph. If each image has one,
+leave-one-out says nothing about new images, because the copy predicts it. Single linkage joins the images of each class
+to their nearest neighbours. For independent images the links have all lengths; with near copies they are either short,
+inside a film, or long, between films. A warning follows if predictions become worse when images joined by short links
+are left out together.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
-# Images of a class that are looked at, and those that are left out again.
+# Largest number of images of a class that are compared, and of images that are left out again.
 _MOST_OF_A_CLASS, _MOST_LEFT_OUT = 3000, 2000
-# How many times longer links beyond the gap are, the least share of short ones, and of long ones with their number.
+# Smallest ratio of lengths across the gap, smallest share of short links, and smallest share and number of long ones.
 _GAP, _LEAST_SHORT, _LEAST_LONG, _FEWEST_LONG = 1.6, 0.3, 0.02, 4
-# Of 1 − correlation, below which two images are one: the rounding of a float32 kernel.
+# Smallest squared distance: below the rounding of a float32 kernel two images count as equal.
 _ROUNDING = 1e-6
-# How many times larger the error without near copies is, and by how many standard errors, to speak of it.
+# A warning needs an error without near copies that is larger by this factor, and by this many standard errors.
 _MUCH, _STANDARD_ERRORS = 1.5, 2.0
-_ROWS = 512  # whose correlations are held at a time
+_ROWS = 512  # rows of correlations that are in memory at a time
 
 
 def novelty(K: Array, diagonal: Array, variances: Array) -> Array:
-    """From K(test, points) (M, N), k(x, x) of the test points (M,) and of the points (N,): (M,) between 0 and 1.
+    """Novelty between 0 and 1, (M,), from K(test, points) (M, N) and k(x, x) of the test points (M,) and points (N,).
 
-    A point without variance, as a blank image may be, has no direction: it is as novel as can be.
+    A point without variance, such as a blank image, has no direction, so its novelty is 1.
 
     >>> import numpy as np
     >>> novelty(np.array([[2.0, 0.0], [0.0, 0.0]]), np.array([4.0, 0.0]), np.array([1.0, 1.0]))
@@ -56,7 +56,7 @@ def novelty(K: Array, diagonal: Array, variances: Array) -> Array:
 
 
 def novelty_of_points(upper: Array, variances: Array) -> Array:
-    """The novelty of each point to all others, (N,), from what stands above the diagonal of their kernel matrix."""
+    """Novelty of each point relative to all others, (N,), from the entries above the diagonal of the kernel matrix."""
     xp, n = namespace(upper), len(upper)
     scale = _inverse_root(variances)
     largest = xp.zeros(n)
@@ -68,7 +68,7 @@ def novelty_of_points(upper: Array, variances: Array) -> Array:
 
 
 def _inverse_root(variances: Array) -> Array:
-    """1/√v; 0 for a point without variance."""
+    """Return 1/√v, or 0 for a point without variance."""
     xp = namespace(variances)
     there = variances > 0.0
     return xp.where(there, 1.0 / xp.sqrt(xp.where(there, variances, 1.0)), 0.0)
@@ -78,16 +78,16 @@ def _inverse_root(variances: Array) -> Array:
 
 
 def warn_of_near_copies(posterior: Posterior, labels: Codes | None, errors: Callable[[Floats], Floats]) -> None:
-    """Warn where near copies make leave-one-out much better than predictions of new images are, and name `groups=`.
+    """Warn if near copies make leave-one-out much better than predictions of new images, and recommend `groups=`.
 
-    `labels` are the numbers of the classes, None for targets without classes; `errors` gives the error of each point
-    from leave-one-out means (N, outputs). Of models without a factor of all points nothing is said.
+    `labels` are the class numbers, None for regression; `errors` returns the error of each point from leave-one-out
+    means (N, outputs). Models without a factor of all points are not examined.
     """
     gp = posterior.exact
     if gp is None or (found := near_copies(gp, labels)) is None:
         return
     rows = whole_groups(found, _MOST_LEFT_OUT, np.random.default_rng(0))
-    if labels is not None:  # a class of one film cannot be predicted without it
+    if labels is not None:  # a class with a single film cannot be predicted without that film
         pairs = np.unique(np.stack([labels, found]), axis=1)[0]
         rows = rows[(np.bincount(pairs) > 1)[labels[rows]]]
     if not len(rows):
@@ -110,9 +110,9 @@ def warn_of_near_copies(posterior: Posterior, labels: Codes | None, errors: Call
 
 
 def near_copies(gp: ExactGP, labels: Codes | None) -> Codes | None:
-    """Numbers (N,) of groups of near copies; None where images are not far nearer to a few others than to the rest.
+    """Group numbers (N,) of near copies; None if images are not far nearer to a few others than to the rest.
 
-    Points of the groups that `gp` leaves out together already count as one.
+    Points that `gp` already leaves out together count as one.
     """
     from scipy.cluster.hierarchy import fcluster, linkage
 
@@ -129,7 +129,7 @@ def near_copies(gp: ExactGP, labels: Codes | None) -> Codes | None:
     codes = np.arange(gp.points)
     for rows, links in linked:
         codes[rows] = rows[0] + len(codes) * fcluster(links, limit, "distance")
-    if gp.groups is not None:  # each point with the one that stands for its group
+    if gp.groups is not None:  # each point takes the group of its representative
         of_group = np.empty(int(gp.groups.max()) + 1, np.intp)
         of_group[gp.groups[kept]] = codes[kept]
         codes = of_group[gp.groups]
@@ -137,7 +137,7 @@ def near_copies(gp: ExactGP, labels: Codes | None) -> Codes | None:
 
 
 def _distances(gp: ExactGP, rows: Codes) -> Floats | None:
-    """Distances √(2 − 2·correlation) of all pairs in scipy's order, in units of their median; None where all are 0."""
+    """Distances √(2 − 2·correlation) of all pairs in SciPy's order, in units of their median; None if that is 0."""
     from scipy.spatial.distance import squareform
 
     K = to_numpy(gp.kernel_between(rows))
@@ -148,7 +148,7 @@ def _distances(gp: ExactGP, rows: Codes) -> Floats | None:
 
 
 def _gap(lengths: Floats) -> float | None:
-    """The length in the middle of the widest gap between short and long links, if there is one."""
+    """Length in the middle of the widest gap between short and long links, or None without a gap."""
     lengths = np.sort(lengths)
     least = math.ceil(_LEAST_SHORT * len(lengths))
     most = len(lengths) - max(_FEWEST_LONG, math.ceil(_LEAST_LONG * len(lengths)))

@@ -1,29 +1,29 @@
-"""The density of targets: what noise is chosen by, and hyperparameters are learned by, with gradients.
+"""Marginal likelihood and leave-one-out objectives, which select the noise and train hyperparameters by gradients.
 
 C outputs share a Gaussian whose scale, the amplitude a, may be free:
 
     −2 log N(Y; 0, aΣ) = Σ_c y_cᵀΣ⁻¹y_c/a + C (n log a + log|Σ|) + C n log 2π,   greatest at a = Σ_c y_cᵀΣ⁻¹y_c/(n C)
 
-Let A = K + noise·I, α = A⁻¹Y and κ_i = [A⁻¹]_ii. Both losses are in nats for each of the N·C targets, and of both the
-amplitude has been taken out where it is not given as a number: at its best, so that they do not change when K and the
-noise are multiplied by one factor.
+Let A = K + noise·I, α = A⁻¹Y and κ_i = [A⁻¹]_ii. Both losses are in nats per target, for N·C targets. Unless the
+amplitude is given as a number, it is set to its optimum, so that the losses do not change when K and the noise are
+multiplied by the same factor.
 
     likelihood      −log p(Y)          ½ Σ_c y_cᵀα_c/a + ½ C log|aA| + …       a = Σ_c y_cᵀα_c/(N·C)
     leave-one-out   −Σ log p(y_i | others)   ½ Σ_ic α_ic²/(a κ_i) + ½ C Σ_i log(a/κ_i) + …  a = Σ_ic α_ic²/κ_i/(N·C)
 
-The second is what `noise="loo"` looks for. In place of it a loss of the leave-one-out means y_i − α_i/κ_i can be given.
-With P = ∂L/∂α and q = ∂L/∂κ, from dα = −A⁻¹dA α and dκ_i = −[A⁻¹dA A⁻¹]_ii:
+`noise="loo"` minimises the second, or a given loss of the leave-one-out means y_i − α_i/κ_i instead. With P = ∂L/∂α and
+q = ∂L/∂κ, from dα = −A⁻¹dA α and dκ_i = −[A⁻¹dA A⁻¹]_ii:
 
     ∂L/∂A = −½(A⁻¹Pαᵀ + αPᵀA⁻¹) − A⁻¹ diag(q) A⁻¹
 
-To choose the noise takes one eigendecomposition, then a search on a line. With K = QΛQᵀ and s = λ + noise, everything
-below costs O(N²) at most for a noise that is tried:
+Choosing the noise takes one eigendecomposition, then a line search. With K = QΛQᵀ and s = λ + noise, each value tried
+costs at most O(N²):
 
     log p(y)     = −½ Σ_ic (qᵢᵀy_c)²/(a sᵢ) − ½ C Σᵢ log(a sᵢ) + const
     α            = Q (QᵀY / s),    [K⁻¹]_ij = Σ_k Q_ik Q_jk/s_k
 
-Of the two measures of deviations in `leave_one_out.py` the larger counts there: contradictions inside of groups are
-noise, but copies that agree say nothing of how a new image is predicted.
+The search uses the larger of the two measures of deviations in `leave_one_out.py`: contradictions inside groups are
+noise, but copies that agree say nothing about the prediction of a new image.
 """
 
 from __future__ import annotations
@@ -44,56 +44,56 @@ LOG_2PI = math.log(2.0 * math.pi)
 Rule = Literal["likelihood", "loo"]
 RULES: tuple[Rule, ...] = ("likelihood", "loo")
 
-# A loss of leave-one-out means (N, C), given the targets, and its gradient with respect to the means.
+# Loss of leave-one-out means (N, C), given the targets, and its gradient by the means.
 MeansLoss = Callable[[Array, Array], tuple[float, Array]]
 
 Loss = Callable[[Any, Any], float]
-"""Of leave-one-out means and targets, both (N, outputs): less is better."""
+"""Loss of leave-one-out means and targets, both (N, outputs); smaller is better."""
 
-# What all targets together may lose by a smaller noise: a tenth of a nat says nothing.
+# Nats that all targets together may lose to a smaller noise: a tenth of a nat is no evidence.
 _NATS = 0.1
-_ROUNDING = 1e-9  # nats for each target: less than that is rounding
-_LEAST, _MOST = -10.0, 6.0  # log₁₀ of the noise that is tried, in units of the mean eigenvalue
-_AMPLITUDES = (-6.0, 6.0)  # log₁₀ of amplitudes beside known errors, in units of what gives the targets' mean square
-# Leave-one-out is asked of at most this many points, evenly spread: the right noise does not depend on their number.
+_ROUNDING = 1e-9  # nats per target that count as rounding
+_LEAST, _MOST = -10.0, 6.0  # search range of the noise: log₁₀, in units of the mean eigenvalue
+_AMPLITUDES = (-6.0, 6.0)  # search range of the amplitude with known errors: log₁₀, in units of mean Y²/mean k(x, x)
+# Leave-one-out selects the noise on at most this many points, evenly spaced: it does not depend on their number.
 _MOST_POINTS = 6000
 
 
 def amplitude_of(fit: float, targets: int, rule: Any) -> float:
-    """The amplitude that is given as a number, or the best one for Σ yᵀΣ⁻¹y = `fit` of so many `targets`."""
+    """Return the amplitude given as a number, or the optimal one for Σ yᵀΣ⁻¹y = `fit` of that many `targets`."""
     if not isinstance(rule, str):
         return float(rule)
-    return fit / targets if fit > 0.0 else 1.0  # targets that are all zero say nothing of scale
+    return fit / targets if fit > 0.0 else 1.0  # targets that are all zero do not determine a scale
 
 
 def twice_negative_log(fit: float, log_determinant: float, n: int, outputs: int, rule: Any) -> float:
-    """−2 log N without its constant, C n log 2π, at the amplitude of `amplitude_of`."""
+    """Return −2 log N without its constant, C n log 2π, at the amplitude of `amplitude_of`."""
     a = amplitude_of(fit, n * outputs, rule)
     return fit / a + outputs * (n * math.log(a) + log_determinant)
 
 
 class Judged(NamedTuple):
-    """A loss, where less is better, and how it changes with the matrix and the noise."""
+    """A loss, of which smaller is better, and its derivatives by the matrix and the noise."""
 
     loss: float
     by_matrix: Array
-    """∂L/∂K_ij, symmetric, every entry on its own: dL = Σ_ij by_matrix_ij dK_ij."""
+    """∂L/∂K_ij, symmetric, with every entry independent: dL = Σ_ij by_matrix_ij dK_ij."""
     by_noise: float
 
 
 def judged(
     rule: Rule, K: Array, Y: Array, noise: float, amplitude: Any = "ml", means_loss: MeansLoss | None = None
 ) -> Judged:
-    """The loss of `rule` for targets Y (N, C) with kernel matrix K (N, N), both float64, and its gradient.
+    """Compute the loss of `rule` for targets Y (N, C) with kernel matrix K (N, N), both float64, and its gradient.
 
-    `amplitude` is a number, or a word for its best value. Where K + noise·I is not positive definite in float64, the
-    least multiple of I that makes it so is added, as in a fit.
+    `amplitude` is a number, or a string for its optimum. If K + noise·I is not positive definite in float64, the
+    smallest jitter that makes it so is added, as in a fit.
 
     >>> import numpy as np
     >>> found = judged("likelihood", np.eye(2), np.array([[1.0], [-1.0]]), 0.0)
     >>> round(found.loss, 4)  # ½ log 2πe
     1.4189
-    >>> found.by_matrix.round(4)  # less correlated than they are here would be better
+    >>> found.by_matrix.round(4)  # a smaller correlation would fit better
     array([[0.  , 0.25],
            [0.25, 0.  ]])
     """
@@ -103,14 +103,14 @@ def judged(
     alpha = inverse @ Y
 
     def per_target(twice: float) -> float:
-        """Nats for each target, from −2 log N without its constant."""
+        """Nats per target, from −2 log N without its constant."""
         return 0.5 * (twice / float(n * outputs) + LOG_2PI)
 
     if rule == "likelihood":
         fit = float((Y * alpha).sum())
         a = amplitude_of(fit, n * outputs, amplitude)
         loss = per_target(twice_negative_log(fit, factor.log_determinant(), n, outputs, a))
-        # ∂(y_cᵀA⁻¹y_c) = −α_cα_cᵀ, ∂log|A| = A⁻¹; at its best value, a's own change counts for nothing.
+        # ∂(y_cᵀA⁻¹y_c) = −α_cα_cᵀ, ∂log|A| = A⁻¹; at its optimum, a change of a has no first-order effect.
         by_matrix = 0.5 * (inverse / n - alpha @ alpha.T / (a * n * outputs))
     else:
         kappa = inverse.diagonal().copy()
@@ -129,14 +129,14 @@ def judged(
     return Judged(loss, by_matrix, float(by_matrix.trace()))
 
 
-# ---- the search of the least -----------------------------------------------------------------------------------------
+# ---- minimisation on a line ------------------------------------------------------------------------------------------
 
 
 class Found(NamedTuple):
     at: float
     loss: float
     at_end: bool
-    """Whether the best point of the grid was its last."""
+    """True if the best point of the grid is its last one."""
 
 
 def minimised(
@@ -149,11 +149,11 @@ def minimised(
     as_good: float = 0.0,
     inside: bool = False,
 ) -> Found:
-    """Where `loss` is least between `low` and `high`, to within `tolerance`; as a rule these are logarithms.
+    """Minimise `loss` between `low` and `high`, usually logarithms, to within `tolerance`.
 
-    Without `points` there is no grid, for a loss that is costly and has one valley. Of several points of the grid that
-    are `as_good` as the best the first is refined. `inside` keeps what is found between `low` and `high` where the best
-    point is the first or the last.
+    A grid of `points` precedes a local search; without `points` there is none, for a costly loss with one minimum. The
+    search starts at the first point of the grid that is within `as_good` of the best. If that is the first or the last,
+    `inside` keeps the result between `low` and `high`.
 
     >>> round(minimised(lambda x: (x - 0.3) ** 2, -2.0, 2.0, points=9, tolerance=1e-6).at, 3)
     0.3
@@ -173,13 +173,13 @@ def minimised(
     return Found(float(found.x), float(found.fun), at_end)
 
 
-# ---- the amplitude beside known errors -------------------------------------------------------------------------------
+# ---- amplitude with known errors -------------------------------------------------------------------------------------
 
 
 def amplitude_beside(A: Array, Y: Array, noise: float, errors: Array) -> float:
-    """The likeliest amplitude a of N(0, a(K + noise·I) + diag(errors)), for errors in the units of the targets.
+    """Maximum-likelihood amplitude a of N(0, a(K + noise·I) + diag(errors)), for errors in the units of the targets.
 
-    The factors are made in the buffer `A`, which holds K again afterwards.
+    Factorises in the buffer `A`, which holds K again afterwards.
     """
     n, outputs = Y.shape
     variances = A.diagonal().copy()
@@ -201,7 +201,7 @@ def amplitude_beside(A: Array, Y: Array, noise: float, errors: Array) -> float:
     return float(scale * 10.0**found.at)
 
 
-# ---- the noise -------------------------------------------------------------------------------------------------------
+# ---- noise -----------------------------------------------------------------------------------------------------------
 
 
 def searched_points(noise: Any, n: int) -> int:
@@ -225,15 +225,15 @@ def chosen_noise(
 ) -> float:
     """Resolve `noise` to a number: "ml" by marginal likelihood, "loo" by leave-one-out, else the number itself.
 
-    Leave-one-out is judged by `loss`, and without one by the density of the targets. Points of one of the `groups` are
-    left out together.
+    Leave-one-out minimises `loss`, or without one maximises the density of the targets. Points of one of the `groups`
+    are left out together.
 
-    `rounding` is the relative error of K's entries. By leave-one-out, noise is no less than what such errors do to the
-    eigenvalues, about √N · rounding · k(x, x): with less, the predictions of images that are nearly alike are made of
-    rounding errors, and what leave-one-out says of them is chance.
+    `rounding` is the relative error of K's entries. The noise "loo" is at least the effect of these errors on the
+    eigenvalues, about √N · rounding · k(x, x): with less, leave-one-out predictions of nearly equal images would be
+    rounding errors.
 
-    The noise of a point is divided by its weight w: K + noise·W⁻¹ = W^(−½) (W^½ K W^½ + noise·I) W^(−½), so all is as
-    for the matrix and the targets times √w.
+    The noise of a point is divided by its weight w: K + noise·W⁻¹ = W^(−½) (W^½ K W^½ + noise·I) W^(−½), which is the
+    unweighted problem with the matrix and the targets scaled by √w.
     """
     if not isinstance(noise, str):
         return float(noise)
@@ -241,7 +241,7 @@ def chosen_noise(
         root = namespace(K).sqrt(weights)[:, None]
         K, Y, loss = root * K * root.T, root * Y, None if loss is None else _unscaled(loss)
     if not float(K.diagonal().max()) > 0.0:
-        return 0.0  # nothing to search in: whoever factorises such a matrix says what it is
+        return 0.0  # a zero matrix; factorising it raises an error that says so
     least = math.sqrt(len(Y)) * rounding * float(K.diagonal().mean()) if noise == "loo" else 0.0
     if noise == "loo" and (step := _step(len(Y))) > 1:
         if groups is None:
@@ -255,7 +255,7 @@ def chosen_noise(
 
 
 def _unscaled(loss: Loss) -> Loss:
-    """A loss of targets ±1 and their means, both times √w."""
+    """Adapt a loss of targets ±1 and their means to arguments that are both scaled by √w."""
 
     def of(mean: Any, targets: Any) -> float:
         root = np.abs(targets[:, :1])
@@ -265,12 +265,12 @@ def _unscaled(loss: Loss) -> Loss:
 
 
 def _searched(K: Array, Y: Array, rule: str, amplitude: Any, groups: Codes | None, judge: Loss | None) -> float:
-    """The noise of the least −2 log p of the targets, or of the targets each given all others, or of that `judge`."""
+    """Noise that minimises −2 log p of the targets, by likelihood or leave-one-out, or the loss `judge`."""
     xp, (n, outputs) = namespace(K), Y.shape
     values, Q = xp.linalg.eigh(K)
     lam, rotated = xp.maximum(values, 0.0), Q.T @ Y
     scale = float(lam.mean())
-    # Of what is as good, the least is taken; so it is where targets say nothing of noise, as those of unlike points do.
+    # The smallest of equally good noises is chosen, also if the targets do not determine it, as with unrelated points.
     points, as_good = 65, _ROUNDING * n * outputs
     if rule == "ml":
         lam, weight = to_numpy(lam), to_numpy((rotated**2).sum(1))
@@ -280,7 +280,7 @@ def _searched(K: Array, Y: Array, rule: str, amplitude: Any, groups: Codes | Non
             return twice_negative_log(float((weight / s).sum()), float(np.log(s).sum()), n, outputs, amplitude)
     else:
         squares, sets = Q**2, [] if groups is None else list(sets_left_out(groups))
-        # A loss of classes no longer changes where noise is large.
+        # A classification loss is flat where the noise is large.
         points, as_good = 33, as_good if judge is None else _NATS / n
 
         def loss(s: Array) -> float:

@@ -1,7 +1,7 @@
-"""`Posterior`: the questions that every fitted Gaussian process answers, and its numbers.
+"""`Posterior`: the interface of every fitted Gaussian process.
 
 There are three kinds: `ExactGP` with a factor of the whole matrix, `IterativeGP` without one, and `InducingGP` through
-a smaller set of points. What a kind cannot do it refuses with a `MatrixError` that says what to do instead.
+a smaller set of points. A kind raises `MatrixError` for what it cannot compute and says what to do instead.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from .exact import ExactGP
 
 Method = Literal["auto", "cholesky", "cg"]
-"""How (K + noise·I)α = Y is solved: by a factor, or by conjugate gradients over a matrix that is only multiplied."""
+"""Solver of (K + noise·I)α = Y: a Cholesky factor, or conjugate gradients, which only need products with K."""
 METHODS: tuple[Method, ...] = get_args(Method)
 
 NEEDS_FACTOR = "{} needs a Cholesky factor, which solver='cg' does not make; use solver='cholesky'"
 
 Part = tuple[slice, Array, Array, Array]
-"""Rows of the training points, K(rows, inducing) (M, m), targets (M, outputs) and k(x, x) (M,)."""
+"""A block of training points: its rows, K(rows, inducing) (M, m), targets (M, outputs) and k(x, x) (M,)."""
 
 
 @dataclass(frozen=True)
 class Solved:
-    """How well the linear system of a posterior was solved."""
+    """Accuracy of the solution of a posterior's linear system."""
 
     residual: float
     """‖Aα − Y‖/‖Y‖."""
     smallest_eigenvalue: tuple[float, float]
-    """Bounds of it."""
+    """Lower and upper bound."""
     spread: float | None = None
-    """By how much points differ: the mean of the matrix's diagonal less the mean of all its entries, if known."""
+    """Variation between points: the mean of the matrix's diagonal minus the mean of all its entries, if known."""
 
 
 def relative_residual(product: Array, Y: Array) -> float:
-    """‖product − Y‖/‖Y‖, 0 for targets that are all 0."""
+    """Return ‖product − Y‖/‖Y‖, or 0 if all targets are 0."""
     xp = namespace(Y)
     scale = float(xp.linalg.norm(Y))
     return float(xp.linalg.norm(product - Y)) / scale if scale > 0.0 else 0.0
@@ -48,7 +48,7 @@ def relative_residual(product: Array, Y: Array) -> float:
 
 @dataclass(frozen=True)
 class LeaveOneOut:
-    """What all other points say of the training points `rows`."""
+    """Leave-one-out predictions of the training points `rows`."""
 
     mean: Array
     """(rows, outputs)."""
@@ -57,7 +57,7 @@ class LeaveOneOut:
     targets: Array
     rows: Any
     groups: Any = None
-    """The number of each point's group, (rows,), which is left out with it; None where each goes by itself."""
+    """Group number of each point, (rows,): a group is left out together. None if each point is left out alone."""
 
     @property
     def moments(self) -> tuple[Array, Array]:
@@ -65,47 +65,47 @@ class LeaveOneOut:
 
 
 class Posterior(ABC):
-    """f ~ GP(0, a·k) given targets y = f + ε, ε ~ N(0, a·noise)."""
+    """Posterior of f ~ GP(0, a·k) given targets y = f + ε, ε ~ N(0, a·noise)."""
 
     kind: ClassVar[str]
     cheap_variances: ClassVar[bool] = True
-    """Whether a variance costs no more than a product; otherwise it takes a linear solve for every point."""
+    """True if a variance is cheap; False if every test point takes an iterative solve."""
     alpha: Array
     """Weights of K(test, points) in the mean, (points, outputs)."""
     noise: float
     amplitude: float
     variances: Array
-    """k(x, x) of the points, (points,)."""
+    """k(x, x) at the points, (points,)."""
     largest_variance: float
     jitter: float = 0.0
-    """What was added to the diagonal beside the noise, relative to the diagonal's mean."""
+    """Amount added to the diagonal in addition to the noise, relative to the diagonal's mean."""
     left: LeftOut
-    """Leave-one-out at the training points `loo_rows`, with the amplitude 1."""
+    """Leave-one-out residuals at the training points `loo_rows`, for the amplitude 1."""
     loo_rows: Any
     loo_targets: Array
     groups: Any = None
-    """The number of the group of each of these points, (rows,); None without groups."""
+    """Group number of each of these points, (rows,); None without groups."""
 
     def mean(self, K_test: Array) -> Array:
-        """E[f] at M test points from K(test, points), (M, points) → (M, outputs)."""
+        """Posterior mean E[f] at M test points from K(test, points), (M, points) → (M, outputs)."""
         return self.checked_test(K_test) @ self.alpha
 
     @abstractmethod
     def variance(self, K_test: Array, diagonal: Array) -> Array:
-        """Var[f], shared by the outputs, from K(test, points) and k(x, x) (M,) → (M,)."""
+        """Posterior variance Var[f], shared by the outputs, from K(test, points) and k(x, x) (M,) → (M,)."""
 
     @abstractmethod
     def covariance(self, K_test: Array, K_test_test: Array) -> Array:
-        """Cov[f] between test points, shared by the outputs, (M, points) and (M, M) → (M, M)."""
+        """Posterior covariance of f between test points, shared by the outputs, (M, points) and (M, M) → (M, M)."""
 
     def leave_one_out(self) -> LeaveOneOut:
-        """What the other training points, without those of its group, say of the target of a point, noise included."""
+        """Leave-one-out predictions of the targets, noise included: each point without itself and its group."""
         mean, variance = self.loo_targets - self.left.deviations, self.amplitude * self.left.variances
         return LeaveOneOut(mean, variance, self.loo_targets, self.loo_rows, self.groups)
 
     @abstractmethod
     def state(self, dtype: str) -> tuple[dict[str, Any], dict[str, Array]]:
-        """Numbers and arrays that `restored` makes the same model of; kernels are kept in `dtype` if that is exact."""
+        """Numbers and arrays from which `restored` rebuilds the model; kernels are stored in `dtype` if exact."""
 
     @classmethod
     @abstractmethod
@@ -116,23 +116,23 @@ class Posterior(ABC):
 
     @property
     def exact(self) -> ExactGP | None:
-        """Itself where it has a factor of all points, and so answers what only that can."""
+        """This posterior if it is an `ExactGP`, with a Cholesky factor of all points, else None."""
         return None
 
     @property
     def log_marginal_likelihood(self) -> float | None:
-        """None where it is not known."""
+        """Log marginal likelihood, or None if it is not known."""
         return None
 
     @property
     def points(self) -> int:
-        """How many columns K(test, points) has."""
+        """Number of columns of K(test, points)."""
         return int(self.alpha.shape[0])
 
     def votes(self, K_test: Array) -> Array:
-        """What each point adds to the mean at M test points, (M, points, outputs); over the points they sum to it."""
+        """Contribution of each point to the mean at M test points, (M, points, outputs); their sum is the mean."""
         return self.checked_test(K_test)[:, :, None] * self.alpha[None]
 
     def checked_test(self, K_test: Array) -> Array:
-        """K(test, points) in float64, checked."""
+        """Return K(test, points) in float64, checked."""
         return check_test(namespace(self.alpha), K_test, self.points)

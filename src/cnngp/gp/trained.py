@@ -1,15 +1,15 @@
-"""`trained_ensemble`: infinitely wide networks after gradient descent, from their two kernels.
+"""`trained_ensemble`: infinitely wide networks after gradient descent, from their NNGP and tangent kernels.
 
-At the start their outputs are a Gaussian process with the NNGP kernel K; training moves each of them by the tangent
-kernel Θ, which stays as it is (Lee et al., NeurIPS 2019):
+At initialisation the outputs are a Gaussian process with the NNGP kernel K; training moves each network by the tangent
+kernel Θ, which is constant (Lee et al., NeurIPS 2019):
 
     df/dt = −η Θ(·, training) (f(training) − y)
     A     = Θ(test, training) Θ⁻¹ (I − e^{−ηΘt})
     mean  = A y
     cov   = K(test, test) + A K Aᵀ − A K(training, test) − K(test, training) Aᵀ
 
-With Θ = QΛQᵀ, of which there is one for all times and test points, A = Θ(test, training) Q diag(w(t)) Qᵀ, where
-w(t) = (1 − e^{−ηλt})/λ has no difference of like numbers in it and no trouble at λ = 0.
+With one decomposition Θ = QΛQᵀ for all times and test points, A = Θ(test, training) Q diag(w(t)) Qᵀ, where
+w(t) = (1 − e^{−ηλt})/λ is computed without cancellation and has the limit ηt at λ = 0.
 """
 
 from __future__ import annotations
@@ -32,34 +32,33 @@ Times = float | Sequence[float | None] | None
 
 @dataclass(frozen=True)
 class EnsemblePrediction:
-    """Outputs of trained networks at M test points: a Gaussian, independent for each output and shared in covariance.
+    """Distribution of the outputs of trained networks at M test points: independent Gaussians with one covariance.
 
-    For several times t there is one more axis, in front.
+    Predictions for several times t have an additional first axis.
     """
 
     mean: Array
     """(M,) for targets (N,), (M, outputs) for targets (N, outputs)."""
     variance: Array | None
-    """(M,): how much the networks differ; None where K(test, test) was not given."""
+    """Variance between the networks, (M,); None if K(test, test) was not given."""
     covariance: Array | None
-    """(M, M), exactly symmetric; None where K(test, test) was not given in full."""
+    """(M, M), exactly symmetric; None if K(test, test) was not given in full."""
 
 
 class TrainedEnsemble:
-    """Mean and covariance of infinitely wide networks after gradient descent, from matrices alone.
+    """Mean and covariance of infinitely wide networks after gradient descent, from kernel matrices.
 
-    Each network of the ensemble starts from weights of its own and is trained by full-batch gradient flow on
-    ½ Σ (f(x) − y)². One eigendecomposition of `Theta` answers for all times and test points.
+    Each network of the ensemble starts from its own random weights and is trained by full-batch gradient flow on
+    ½ Σ (f(x) − y)². One eigendecomposition of `Theta` serves all times and test points.
 
     Parameters
     ----------
-    K : (N, N), the kernel of kind "nngp" of the training points; NumPy, CuPy or torch.
-    Theta : (N, N), that of kind "ntk".
+    K : (N, N), NNGP kernel matrix (kind="nngp") of the training points; NumPy, CuPy or PyTorch.
+    Theta : (N, N), tangent kernel matrix (kind="ntk").
     y : targets (N,) or (N, outputs).
-    learning_rate : only its product with the time t counts. For the mean over points and outputs in the loss, in place
-        of the sum, divide it by their number.
-    ridge : adds ½ ridge · ‖θ − θ₀‖² to the loss: weights are pulled back to where they began. Needed where points
-        repeat.
+    learning_rate : only its product with the time t matters. For a loss that is the mean over points and outputs
+        instead of the sum, divide it by their number.
+    ridge : adds ½ ridge · ‖θ − θ₀‖² to the loss, which pulls the weights back to their start. Needed if points repeat.
 
     >>> import numpy as np
     >>> from cnngp.gp import trained_ensemble
@@ -96,18 +95,17 @@ class TrainedEnsemble:
         self.points, self.learning_rate, self.ridge = n, float(learning_rate), float(ridge)
         values, self._Q = xp.linalg.eigh(theta)
         self.jitter = _needed_jitter(values, self.ridge, theta.diagonal())
-        """What was added to the diagonal of Theta beside the ridge, relative to the diagonal's mean."""
+        """Amount added to the diagonal of Theta in addition to the ridge, relative to the diagonal's mean."""
         self._rates = values + (self.ridge + self.jitter * float(theta.diagonal().mean()))
         self._targets = self._Q.T @ Y
 
     def predict(
         self, K_test: Array, Theta_test: Array, K_test_test: Array | None = None, t: Times = None
     ) -> EnsemblePrediction:
-        """What the networks say at M test points, after training for one time `t` or several; None, like infinity, is
-        training to convergence.
+        """Predict at M test points after training for one time `t` or several; None, like infinity, is convergence.
 
-        `K_test` and `Theta_test` (M, N) are both kernels between the test points and the training points. `K_test_test`
-        is k(x, x) (M,) for variances, or (M, M) for covariances; without it there is a mean alone.
+        `K_test` and `Theta_test` (M, N) are the two kernels between the test points and the training points.
+        `K_test_test` is k(x, x) (M,) for variances, or (M, M) for covariances; without it, only means are computed.
         """
         xp, m = namespace(self._K), len(K_test)
         K_test, P = check_test(xp, K_test, self.points), check_test(xp, Theta_test, self.points, "Theta")
@@ -121,14 +119,14 @@ class TrainedEnsemble:
             prior = prior if prior.ndim == 1 else 0.5 * (float64_buffer(prior) + prior.T)
         P, R = P @ self._Q, K_test @ self._Q  # in the eigenvectors of Θ
         times, one = _times(t)
-        found: list[tuple[Array, Array, Array]] = []  # mean, variance and covariance at each time
+        found: list[tuple[Array, Array, Array]] = []  # mean, variance, covariance for each time
         for time in times:
             A = P * (-xp.expm1(-self.learning_rate * time * self._rates) / self._rates)  # Θ(test, training) Q diag(w)
             mean, variance, covariance = A @ self._targets, None, None
             if prior is not None and prior.ndim == 1:
                 variance = xp.maximum(prior + ((A @ self._K_rotated - 2.0 * R) * A).sum(1), 0.0)
             elif prior is not None:
-                both = (0.5 * A @ self._K_rotated - R) @ A.T  # half of what is added, and as much transposed
+                both = (0.5 * A @ self._K_rotated - R) @ A.T  # half of the change; its transpose is the other half
                 covariance = prior + (both + both.T)
                 variance = xp.maximum(covariance.diagonal(), 0.0)
             found.append((mean[:, 0] if self._flat else mean, variance, covariance))
@@ -146,9 +144,9 @@ trained_ensemble = TrainedEnsemble
 
 
 def _needed_jitter(values: Array, ridge: float, diagonal: Array) -> float:
-    """0 where no eigenvalue is mere rounding; else the power of ten that lifts them to a thousand times that.
+    """Return 0 if no eigenvalue is rounding, else the power of ten that lifts them to a thousand times rounding.
 
-    Just above rounding would not do: an eigenvalue is divided into products that have the rounding of float64 too.
+    Lifting them just above rounding would not be enough: they divide products that are also subject to rounding.
     """
     least, largest, n, mean = float(values.min()), float(abs(values).max()), len(values), float(diagonal.mean())
     rounding = n * float(np.finfo(np.float64).eps) * largest
@@ -165,7 +163,7 @@ def _needed_jitter(values: Array, ridge: float, diagonal: Array) -> float:
 
 
 def _times(t: Any) -> tuple[list[float], bool]:
-    """The times, and whether only one was asked for."""
+    """Return the times, and True if a single time was given."""
     if np.ndim(t) > 1 or (np.ndim(t) == 1 and len(t) == 0):
         raise ValueError(f"t has shape {np.shape(t)}; expected one time, or a list of at least one")
     one = np.ndim(t) == 0

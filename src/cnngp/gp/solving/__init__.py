@@ -1,4 +1,4 @@
-"""`solve`: the weights (K + noise·I)⁻¹Y by the means that the memory allows, and what accuracy they have."""
+"""`solve`: the weights (K + noise·I)⁻¹Y by Cholesky or conjugate gradients, as memory allows, and their accuracy."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from .matrices import SymmetricMatrix, opened_matrix
 
 log = logging.getLogger("cnngp")
 
-# Columns of the preconditioner's basis, at most: they take 8 bytes a point each, and their own algebra grows with the
-# square of them.
+# Largest rank of the preconditioner: each column takes 8 bytes a point, and the cost of its algebra grows with the
+# square of the rank.
 _RANK = 1000
-_CARRIED = 7
-# Raised when a checkpoint holds other things than before, so that no old one is taken for a new one.
+_CARRIED = 7  # arrays of the size of the right-hand side that the iteration carries
+# Version of the checkpoint's content; increment it when that changes.
 _STATE = 3
 _USUAL = Limits()
 
 
 class ConvergenceWarning(UserWarning):
-    """The linear system was not solved to the tolerance; the message says to what."""
+    """Warning that the linear system was not solved to the tolerance; the message states the residual."""
 
 
 @dataclass(frozen=True)
 class Solution:
-    """What `solve` found.
+    """Result of `solve`: weights, their accuracy, and how they were computed.
 
-    `residuals` are ‖(K + noise·I)w − y‖/‖y‖ of each output, measured with a product of its own after the solve.
+    `residuals` are ‖(K + noise·I)w − y‖/‖y‖ of each output, measured with a separate product after the solve.
     """
 
     weights: NDArray[np.float64]
@@ -57,8 +57,8 @@ class Solution:
     converged: bool
     message: str
     error_bound: float
-    """No prediction k(x, X)w at any x with k(x, x) up to the largest diagonal entry is off by more than this, as far as
-    the solve goes: √(max K_ii/noise)·‖residual‖. Infinite without noise."""
+    """Bound of the solve's error in any prediction k(x, X)w with k(x, x) up to the largest diagonal entry:
+    √(max K_ii/noise)·‖residual‖. Infinite without noise."""
 
     def __repr__(self) -> str:
         return f"<Solution by {self.method}: {self.message}>"
@@ -78,22 +78,22 @@ def solve(
     device: Device = "auto",
     progress: bool = True,
 ) -> Solution:
-    """The weights w (N, outputs) with (K + noise·I)w = Y; predictions are K(test, training) @ w.
+    """Solve (K + noise·I)w = Y for the weights w (N, outputs); predictions are K(test, training) @ w.
 
     Parameters
     ----------
-    store : what `gram` returned, the path or URL of its store, or a NumPy, CuPy or PyTorch matrix (N, N).
+    store : result of `gram`, path or URL of its store, or a NumPy, CuPy or PyTorch matrix (N, N).
     Y : targets, (N,) or (N, outputs).
     noise : variance added to the diagonal, in the kernel's units.
-    method : "cholesky", exact, 8 bytes an entry; "cg", block conjugate gradients that stream the tiles of a store,
-        memory independent of the matrix; "auto", the first of these that fits.
-    tolerance : of the relative residual of each output, for "cg".
-    iterations : the most passes over the matrix.
-    rank : columns of the Nyström preconditioner of "cg"; 0 for none, None for a quarter of N and 1,000 at most.
-    checkpoint : where "cg" keeps its state, unless `rank` is 0; by default next to a store on this machine. A solve
-        that was killed, or that ran out of iterations, continues when it is run again; a finished one leaves no files.
-    client : a `dask.distributed.Client` whose workers see the store; for "cg".
-    device : where the algebra runs; "auto" for the GPU if there is one.
+    method : "cholesky", exact, 8 bytes per entry; "cg", block conjugate gradients that stream the tiles of a store, in
+        memory independent of the matrix; "auto", Cholesky if it fits in memory and no `client` is given, else "cg".
+    tolerance : largest relative residual of each output, for "cg".
+    iterations : largest number of passes over the matrix.
+    rank : rank of the Nyström preconditioner of "cg"; 0 for none, None for a quarter of N, at most 1,000.
+    checkpoint : file in which "cg" keeps its state, unless `rank` is 0; by default next to a store on this machine. A
+        solve that was killed, or ran out of iterations, continues when run again; a finished one leaves no files.
+    client : a `dask.distributed.Client` whose workers can read the store; for "cg".
+    device : device of the linear algebra; "auto" for the GPU if there is one.
 
     >>> import numpy as np
     >>> from cnngp.gp import solve
@@ -101,7 +101,7 @@ def solve(
     >>> solve(K, [3.0, 3.0], noise=1.0, method="cg", device="cpu").weights.round(6)
     array([0.75, 0.75])
     """
-    # A number in an array without axes, such as a mean on a card, is taken as Python's own.
+    # Convert numbers in arrays without axes, such as a mean on a GPU, to Python numbers.
     noise, tolerance = (v.item() if getattr(v, "ndim", None) == 0 else v for v in (noise, tolerance))  # type: ignore[attr-defined]
     _check_parameters(method, noise, tolerance, iterations, rank, checkpoint, client)
     K = opened_matrix(store)
@@ -126,7 +126,7 @@ def solve(
 def _check_parameters(
     method: object, noise: object, tolerance: object, iterations: object, rank: object, checkpoint: object, client: Any
 ) -> None:
-    """`ValueError` for what is out of range or of another type, before a matrix is read or a factor made."""
+    """Raise `ValueError` for parameters out of range or of a wrong type, before the matrix is read."""
     if not isinstance(method, str) or method not in METHODS:
         raise ValueError(f"method={method!r} is not one of {', '.join(map(repr, METHODS))}")
     if not is_number(noise, least=0.0):
@@ -153,13 +153,13 @@ def solve_matrix(
     checkpoint: Path | None = None,
     keep_unfinished: bool = True,
 ) -> Solution:
-    """`solve` on what is checked, with weights where B is, without a warning.
+    """Solve as in `solve`, for checked arguments, with the weights on the device of B and without a warning.
 
-    `keep_unfinished`: leave the checkpoint of a solve that ran out of iterations.
+    `keep_unfinished` keeps the checkpoint of a solve that ran out of iterations.
     """
     (n, columns), xp = B.shape, namespace(B)
     rank = min(_RANK, n // 4) if rank is None else min(rank, n)
-    # The factor, or the basis and what the iteration carries: directions, residuals, solutions and their products.
+    # The factor, or the basis and the iteration's arrays: directions, residuals, solutions and their products.
     need = 8 * n * (n if method == "cholesky" else rank + _CARRIED * columns)
     memory.require(need, f"solving for {n:,} points by {method}", "cuda" if is_on_gpu(B) else "cpu")
     diagonal = matrix.diagonal()
@@ -224,7 +224,7 @@ def _conjugate_gradients(
 
 
 def _checkpoint(matrix: SymmetricMatrix, B: Array, noise: float, rank: int, path: Path | None) -> Checkpoint | None:
-    """At the path given, or next to a store on this machine under a name that no other problem has."""
+    """Checkpoint at the given path, or next to a store on this machine under a name unique to the problem."""
     folder = None
     if path is None and matrix.stored:
         store = store_of(matrix.K)

@@ -1,8 +1,8 @@
-"""Block conjugate gradients: all right-hand sides together, so that each pass over the matrix serves them all.
+"""Block conjugate gradients for all right-hand sides at once, so that each pass over the matrix serves them all.
 
-Dubrulle's variant (2001): the residuals are kept as QC with orthonormal Q, which makes it indifferent to right-hand
-sides that are, or become, linearly dependent (the two outputs of a binary classifier are). The recursion's residual
-drifts from the true one by rounding, so what it claims is checked by a product and, where wrong, begun anew from there.
+In Dubrulle's variant (2001) the residuals are kept as QC with orthonormal Q, so right-hand sides may be, or become,
+linearly dependent (the two outputs of a binary classifier are). The recursion's residual drifts from the true one by
+rounding, so the result is checked with a product and, if it is not accurate enough, the recursion restarts from there.
 
 The iteration runs on E⁻¹(K + noise·I)E⁻¹ with the root E of a cheap approximation of the matrix, from one pass over it.
 """
@@ -27,12 +27,12 @@ from ..linalg import Array, Factor, NotPositiveDefinite, namespace, triangular_s
 
 log = logging.getLogger("cnngp")
 
-# Seconds of work that a killed solve loses at most, or one iteration where that takes longer.
+# Seconds between checkpoints, the most that a killed solve loses; one iteration if that takes longer.
 SECONDS = 30.0
 _ARRAYS = ("X", "Q", "S", "C", "best", "least", "energy")
 _NUMBERS = ("start", "iteration", "history", "gains")
-# The recursion has stalled when in this many steps the residual did not fall by a tenth, which alone says little (it
-# may rise for long before it falls), and the error's A-norm, which falls in every step, did not either.
+# The recursion has stalled when in this many steps the residual did not fall by a tenth, which alone is not enough (it
+# may rise for long before it falls), and the error's A-norm, which falls in every step, hardly fell either.
 _PATIENCE = 50
 _NO_GAIN = 1e-12
 _STALLED = "the residual no longer falls"
@@ -40,40 +40,40 @@ _INDEFINITE = "the matrix is not positive definite in the working precision: add
 
 
 class Limits(NamedTuple):
-    """Where the iteration ends: by the relative residual ‖b − Ax‖/‖b‖ of each column, or by passes over the matrix."""
+    """Stopping criteria: relative residual ‖b − Ax‖/‖b‖ of each column, and number of passes over the matrix."""
 
     tolerance: float = 1e-9
     iterations: int = 1000
 
 
 class Nystrom:
-    """The randomised Nyström approximation K ≈ UΛUᵀ of rank ℓ (Frangella, Tropp and Udell, 2023), from one pass over K.
+    """Randomised Nyström preconditioner K ≈ UΛUᵀ of rank ℓ (Frangella, Tropp and Udell, 2023), from one pass over K.
 
         P = U(Λ + μ)Uᵀ/(λ_ℓ + μ) + I − UUᵀ,    E = P^½
 
-    It needs products with K alone, which a store gives in one pass; pivoted Cholesky would read a column of tiles for
-    every pivot. With ℓ above about three times the effective dimension tr K(K + μ)⁻¹ the condition number left is a
-    constant; below that it is still (λ_ℓ + μ)/μ instead of λ₁/μ. Of rank 0, E = I.
+    It needs only products with K, in one pass over a store; pivoted Cholesky would read a column of tiles for every
+    pivot. With ℓ above about three times the effective dimension tr K(K + μ)⁻¹ the remaining condition number is a
+    constant; below that it is still (λ_ℓ + μ)/μ instead of λ₁/μ. With rank 0, E = I.
     """
 
     def __init__(self, U: Array, values: Array, noise: float) -> None:
         self.U, self.values = U, values
         xp = namespace(U)
         floor = float(values[-1]) + noise if len(values) else 0.0
-        # √((λ + μ)/(λ_ℓ + μ)); a matrix of rank below ℓ without noise has no directions left that would need it
+        # √((λ + μ)/(λ_ℓ + μ)); without noise, a matrix of rank below ℓ needs no preconditioner
         self._root = xp.sqrt((values + noise) / floor) if floor > 0.0 else xp.ones_like(values)
 
     @classmethod
     def of(cls, multiply: Callable[[Array], Array], xp: Any, n: int, rank: int, noise: float, seed: int) -> Nystrom:
-        """`multiply` gives KV without the noise."""
+        """Build the approximation from `multiply`, which returns KV without the noise."""
         if rank == 0:
             return cls(xp.zeros((n, 0)), xp.zeros(0), noise)
         omega = xp.asarray(np.random.default_rng(seed).standard_normal((n, rank)))
         omega = xp.linalg.qr(omega)[0]
         sketch = multiply(omega)
-        # A shift of the size of the rounding keeps the core positive definite; it is taken off the values again.
+        # A shift of the size of rounding keeps the core positive definite; it is subtracted from the values again.
         info = np.finfo(np.float64)
-        shift = max(np.sqrt(n) * info.eps * float(xp.linalg.norm(sketch)), info.tiny)  # also of a matrix of zeros
+        shift = max(np.sqrt(n) * info.eps * float(xp.linalg.norm(sketch)), info.tiny)  # positive for a zero matrix too
         while True:
             shifted = sketch + shift * omega
             core = omega.T @ shifted
@@ -87,17 +87,17 @@ class Nystrom:
         return cls(Q @ U, xp.maximum(s * s - shift, 0.0), noise)
 
     def solve(self, V: Array) -> Array:
-        """E⁻¹V."""
+        """Return E⁻¹V."""
         return V + self.U @ ((1.0 / self._root - 1.0)[:, None] * (self.U.T @ V))
 
     def multiply(self, V: Array) -> Array:
-        """EV."""
+        """Return EV."""
         return V + self.U @ ((self._root - 1.0)[:, None] * (self.U.T @ V))
 
 
 @dataclass(frozen=True)
 class State:
-    """All that the iteration carries, so that it can be stopped at any step and taken up again."""
+    """State of the iteration, from which it can continue after any step."""
 
     X: Array
     Q: Array
@@ -105,20 +105,20 @@ class State:
     S: Array
     """Search directions, (N, b)."""
     C: Array
-    """The preconditioned residuals are QC, (b, columns)."""
+    """Coefficients of the preconditioned residuals QC, (b, columns)."""
     start: float
-    """The largest true residual when the recursion was last begun."""
+    """Largest true relative residual at the last restart."""
     best: Array
-    """Columns of X with the least residuals so far: where the matrix is singular, they rise again without bound."""
+    """Columns of X with the smallest residuals so far; with a singular matrix later ones grow without bound."""
     least: Array
-    """The relative residuals of `best`, (columns,)."""
+    """Relative residuals of `best`, (columns,)."""
     energy: Array
-    """What ‖error‖²_A of each column has fallen by since the recursion was last begun, (columns,)."""
+    """Decrease of ‖error‖²_A of each column since the last restart, (columns,)."""
     iteration: int = 0
     history: tuple[float, ...] = ()
-    """The largest relative residual after each iteration since the recursion was last begun."""
+    """Largest relative residual after each iteration since the last restart."""
     gains: tuple[float, ...] = ()
-    """What each of these iterations added to `energy`, as a fraction of it, in the column where that is most."""
+    """Relative increase of `energy` in each of these iterations, for the column in which it is largest."""
 
     @property
     def stalled(self) -> bool:
@@ -127,7 +127,7 @@ class State:
 
 
 class Checkpoint:
-    """The state of the solve of one `problem`, in the file `path`, which is replaced as a whole."""
+    """State of the solve of one `problem` in the file `path`, which is always replaced as a whole."""
 
     def __init__(self, path: Path, problem: str) -> None:
         self.path, self.problem = path, problem
@@ -135,7 +135,7 @@ class Checkpoint:
         self._written = time.monotonic()
 
     def read(self, xp: Any) -> State | None:
-        """What an earlier run left. Any other file is refused, as it would be overwritten and removed."""
+        """Return the state of an earlier run, or None; raise for any other file, which would be overwritten."""
         if not self.path.exists():
             return None
         try:
@@ -153,7 +153,7 @@ class Checkpoint:
         return self.latest
 
     def see(self, state: State) -> None:
-        """Keep the state, in the file where the one there is older than `SECONDS`."""
+        """Keep the state, and write it if the last write is more than `SECONDS` ago."""
         self.latest = state
         if time.monotonic() - self._written >= SECONDS:
             self.write()
@@ -166,7 +166,7 @@ class Checkpoint:
         arrays = {name: to_numpy(getattr(self.latest, name)) for name in _ARRAYS}
         try:
             files.write(self.path, header, arrays, "checkpoint")
-        except OSError as error:  # a full disk must not end a solve that needs none
+        except OSError as error:  # a full disk must not end the solve, which can do without a checkpoint
             log.warning(
                 "the checkpoint %s cannot be written (%s); a killed solve would start from the beginning",
                 self.path,
@@ -175,7 +175,7 @@ class Checkpoint:
         self._written = time.monotonic()
 
     def remove(self) -> None:
-        """The solve is done."""
+        """Remove the file of a finished solve."""
         with suppress(OSError):
             self.path.unlink()
 
@@ -198,9 +198,9 @@ def solve_block(
     state: State | None,
     watch: Callable[[State], Any],
 ) -> Outcome:
-    """X with AX = B for a positive definite A known by its products, within `limits`.
+    """Solve AX = B for a positive definite A, given by its products, within `limits`.
 
-    `watch` sees the state after every iteration; a `state` that it kept goes on from there.
+    `watch` receives the state after every iteration; the solve can continue from any such `state`.
     """
     xp = namespace(B)
 
@@ -229,7 +229,7 @@ def solve_block(
 
 
 def relative_residuals(R: Array, B: Array) -> Array:
-    """‖r‖/‖b‖ of each column; a column of zeros has the solution zero."""
+    """Return ‖r‖/‖b‖ of each column, and ‖r‖ for a column of zeros."""
     xp = namespace(B)
     norms = xp.linalg.norm(B, axis=0)
     return xp.linalg.norm(R, axis=0) / xp.where(norms > 0.0, norms, 1.0)
@@ -243,7 +243,7 @@ def _iterated(
     limits: Limits,
     watch: Callable[[State], Any],
 ) -> tuple[State, str | None]:
-    """Until the recursion claims the tolerance (None), or why it stopped before that."""
+    """Iterate until the recursion reports the tolerance; return the state and None, or why it stopped earlier."""
     xp = namespace(B)
     definite = True
     while not state.history or state.history[-1] > 0.5 * limits.tolerance:
@@ -286,8 +286,8 @@ def _iterated(
 
 
 def _inverse(G: Array) -> tuple[Array | None, bool]:
-    """G⁻¹ of a small symmetric matrix, and whether it is positive definite; where not, of its positive part (None where
-    there is none): the residuals stay right, and what can be solved is. Scaled first, as directions differ in length.
+    """Return the inverse of a small symmetric matrix, and True if that is positive definite; if not, the inverse of its
+    positive part (None without one), which keeps the residuals valid. It is scaled first, as directions differ in size.
     """
     xp = namespace(G)
     d = xp.abs(G.diagonal())
@@ -296,7 +296,7 @@ def _inverse(G: Array) -> tuple[Array | None, bool]:
     scale = 1.0 / xp.sqrt(xp.where(d > 0.0, d, 1.0))
     scaled = scale[:, None] * G * scale[None, :]
     try:
-        definite = bool(xp.isfinite(xp.linalg.cholesky(scaled)).all())  # CuPy answers with NaN
+        definite = bool(xp.isfinite(xp.linalg.cholesky(scaled)).all())  # CuPy returns NaN
     except np.linalg.LinAlgError:
         definite = False
     if definite:

@@ -1,7 +1,7 @@
-"""A symmetric matrix that is multiplied and never held: the tiles of a store, or an array in memory.
+"""Products with a symmetric matrix that is never loaded whole: the tiles of a store, or an array in memory.
 
-One pass reads every tile of the upper triangle once and uses it twice, for itself and for its mirror image, so memory
-does not grow with the matrix. Tiles are float32 as a rule; their products are formed and summed in float64.
+One pass reads each tile of the upper triangle once and uses it twice, for itself and for its mirror image, so memory
+does not grow with the matrix. Tiles are usually float32; their products are computed and summed in float64.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from cnngp.matrix.store.store import GramStore, verified
 from ..checks import MatrixError, as_matrix
 from ..linalg import Array, blocks, namespace
 
-# Tiles of an array in memory, and tiles of a store that are read ahead of the one in use.
+# Tile side for an array in memory, and number of tiles of a store that are read ahead.
 _SIDE = 1024
 _AHEAD = 3
 _NAN = "the kernel matrix contains NaN or infinity; an unfinished store does too: finish it with gram"
 
 
 class SymmetricMatrix:
-    """K (N, N) as products and a diagonal.
+    """Symmetric matrix K (N, N), accessed by products and its diagonal.
 
-    `K` is a NumPy or CuPy array or a Zarr array. With a Dask `client`, workers that see the same store multiply rows of
-    tiles each; what travels is the vectors.
+    `K` is a NumPy, CuPy or Zarr array. With a Dask `client`, workers that can read the same store multiply rows of
+    tiles; only vectors are sent.
     """
 
     def __init__(self, K: Any, client: Any = None, progress: bool = True) -> None:
@@ -51,7 +51,7 @@ class SymmetricMatrix:
         self._cluster = None if client is None else Cluster(client)
 
     def diagonal(self) -> Any:
-        """diag K in float64 on the host, from the tiles on the diagonal."""
+        """Return diag K in float64 in host memory, from the tiles on the diagonal."""
         d = np.empty(self.n)
         for rows in blocks(self.n, min(self.tile)):
             d[rows] = to_numpy(_read(self.K, rows, rows).diagonal())
@@ -60,12 +60,12 @@ class SymmetricMatrix:
         return d
 
     def multiply(self, V: Array) -> Array:
-        """KV for V (N, columns) in float64, on the card where V is."""
+        """Return KV for V (N, columns) in float64, on the device of V."""
         if self._cluster is None:
             Y = self._here(V)
         else:
-            # A worker takes whole rows of tiles: it reads the mirror images too, and sends back a few rows of the
-            # result instead of a sum as long as V.
+            # A worker takes whole rows of tiles: it reads the mirror images too, but returns a few rows of the result
+            # instead of a sum as long as V.
             product = partial(_row_product, self.K, self.tile[1])
             rows = blocks(self.n, self.tile[0])
             parts = dict(self._cluster.results(product, rows, to_numpy(V), parallel=True))
@@ -75,7 +75,7 @@ class SymmetricMatrix:
         return Y
 
     def fingerprint(self) -> str:
-        """Of the diagonal and, as kernels of one diagonal are common, of some rows: changes when the matrix does."""
+        """Digest of the matrix: of its diagonal, and of some rows because many kernels share a diagonal."""
         digest = hashlib.sha256(f"{self.n} {self.dtype.name}".encode())
         digest.update(self.diagonal().tobytes())
         for i in (0, self.n // 2, self.n - 1):
@@ -86,11 +86,11 @@ class SymmetricMatrix:
     def _here(self, V: Array) -> Array:
         xp = namespace(V)
         Y = xp.zeros_like(V)
-        # Tiles that are not square have no mirror images among those above the diagonal.
+        # If tiles are not square, those above the diagonal do not cover the mirror images.
         grid = Grid((self.n, self.n), self.tile, symmetric=self.tile[0] == self.tile[1])
         with progress_bar(len(grid), "pass", "tile", wanted=self.progress and self.stored) as bar:
             for t, numbers in zip(grid, self._read(grid), strict=True):
-                A = xp.asarray(numbers).astype(xp.float64)  # it travels to a card as it is
+                A = xp.asarray(numbers).astype(xp.float64)  # converted after the copy to a GPU
                 Y[t.rows] += A @ V[t.columns]
                 if t.mirrored:
                     Y[t.columns] += A.T @ V[t.rows]
@@ -98,7 +98,7 @@ class SymmetricMatrix:
         return Y
 
     def _read(self, grid: Grid) -> Iterator[Any]:
-        """The tiles in order; those of a store are read by threads while others are multiplied."""
+        """Yield the tiles in order; threads read those of a store while others are multiplied."""
         if not self.stored:
             for t in grid:
                 yield self.K[t.rows, t.columns]
@@ -114,7 +114,7 @@ class SymmetricMatrix:
 
 
 def _row_product(K: Any, width: int, rows: slice, V: Any) -> Any:
-    """Some rows of KV, on a worker."""
+    """Compute some rows of KV on a worker."""
     Y = np.zeros((rows.stop - rows.start, V.shape[1]))
     for columns in blocks(V.shape[0], width):
         Y += _read(K, rows, columns).astype(np.float64) @ V[columns]
@@ -134,7 +134,7 @@ def _read(K: Any, rows: slice, columns: slice) -> Any:
 
 
 def opened_matrix(store: Any) -> Any:
-    """The matrix that `gram` keeps at a path, a URL or in a Zarr store; an array is given back as it is."""
+    """Open the matrix that `gram` wrote to a path, a URL or a Zarr store; an array is returned unchanged."""
     if any(hasattr(store, name) for name in ("shape", "__dlpack__")) or isinstance(store, (list, tuple)):
         return verified(in_place(store, "K"))
     gram_store = GramStore(store, read_only=isinstance(store, (str, Path)))
