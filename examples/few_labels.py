@@ -1,4 +1,4 @@
-"""Few labels against a CNN: the exact GP and a small trained network on the same few digits, and what to label next."""
+"""Few labels: the exact GP and a small trained CNN on the same digits, and which images to label next."""
 
 # region imports
 import sys
@@ -54,7 +54,7 @@ def compare(seeds: int, sizes: Sequence[int]) -> dict[int, tuple[float, float]]:
 
 
 def label_next(seeds: int, rounds: int, step: int = 20) -> dict[str, np.ndarray]:
-    """Errors while more labels are given, 20 at a time: of the images that the GP is least certain of, or of any."""
+    """Test errors while labels are added, `step` at a time: for the images that the GP is least certain of, or random."""
     data = datasets.digits()
     found: dict[str, list[list[float]]] = {"asked for": [], "at random": []}
     for seed in range(seeds):
