@@ -54,7 +54,7 @@ def compare(seeds: int, sizes: Sequence[int]) -> dict[int, tuple[float, float]]:
 
 
 def label_next(seeds: int, rounds: int, step: int = 20) -> dict[str, np.ndarray]:
-    """Test errors while labels are added, `step` at a time: for the images that the GP is least certain of, or random."""
+    """Test errors as labels are added, `step` at a time: for the images that the GP is least certain of, or random."""
     data = datasets.digits()
     found: dict[str, list[list[float]]] = {"asked for": [], "at random": []}
     for seed in range(seeds):

@@ -1,4 +1,4 @@
-"""Beyond the paper: exact GPs with average pooling on the plain pixels of MNIST, with a network chosen by leave-one-out.
+"""Beyond the paper: exact GPs with average pooling on the plain pixels of MNIST; leave-one-out chooses the network.
 
 The authors left out pooling because its kernel needs covariances between different locations, and expected it to close
 the gap to trained networks. Here networks of similar cost are compared by the leave-one-out log loss of their exact GPs

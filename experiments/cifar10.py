@@ -1,10 +1,10 @@
 """CIFAR-10 with the published recipe for infinite networks: Myrtle kernels on whitened images, with and without flips.
 
 The mean of each image is removed, the image is divided by its norm, and ZCA, fitted to the training images, whitens it.
-The kernel is that of a Myrtle network (3 × 3 convolutions, 2 × 2 average pools), with flips averaged over mirror images.
-The GP is exact, its noise chosen by leave-one-out. Published: V. Shankar et al., *Neural Kernels Without Tangents*,
-ICML 2020, whose Myrtle-10 kernel with ReLUs is right for 87.5 % of the test images. Their 89.8 % belong to another
-nonlinearity (`NormalizedExp`), with mirror images added to the training set.
+The kernel is that of a Myrtle network (3 × 3 convolutions, 2 × 2 average pools); with flips it is averaged over mirror
+images. The GP is exact, its noise chosen by leave-one-out. Published: V. Shankar et al., *Neural Kernels Without
+Tangents*, ICML 2020, whose Myrtle-10 kernel with ReLUs is right for 87.5 % of the test images. Their 89.8 % belong to
+another nonlinearity (`NormalizedExp`), with mirror images added to the training set.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class _PatchGP(nn.Module):  # type: ignore[misc]
 
 
 class _Layer(_PatchGP):
-    """Maps every patch to new channels. Its prior mean, the principal components, passes the image on to the next layer."""
+    """Maps every patch to new channels. The prior mean is the principal components, so that images pass through."""
 
     def __init__(self, patches: Any, Z: Any, channels: int, size: int, stride: int) -> None:
         super().__init__(Z, channels, spread=0.05)

@@ -112,7 +112,7 @@ def _paper_residual(trial: Numbers) -> Network:
 
 
 def _pooled(trial: Numbers) -> Network:
-    """Up to three stages of convolutions with pools or strides between them, and often a pool before the dense layer.
+    """Up to three stages of convolutions with pools or strides between them, an optional pool, and a dense layer.
 
     Weights keep the variance from layer to layer (He's scaling for the chosen nonlinearity), because in deep networks
     otherwise all correlations converge to one value; `bias_ratio` is the bias variance relative to the signal's.

@@ -144,7 +144,7 @@ def best(trials: Sequence[Trial], n: int | None = None) -> list[Trial]:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Result of a search: `trials` are the draws, `best` has the lowest validation error of the last rung.
+    """Result of a search: `trials` are the draws; `best` has the lowest validation error, in the last rung if any.
 
     The validation error of the best of many draws is slightly optimistic, because the network was chosen by it.
     """
