@@ -16,7 +16,7 @@ from cnngp import GPClassifier, datasets, zoo
 
 # region cnn
 def cnn_error(X: np.ndarray, y: np.ndarray, X_test: np.ndarray, y_test: np.ndarray, seed: int) -> float:
-    """A small CNN after 150 steps of Adam; from step 50 on it makes no mistake on its training images."""
+    """Test error of a small CNN after 150 steps of Adam; it makes no mistake on its training images from step 50 on."""
     torch.manual_seed(seed)
     net = nn.Sequential(
         *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, stride=2, padding=1), nn.ReLU()),
