@@ -23,10 +23,10 @@ _LISTED = 5
 def predict(asked: Asked) -> None:
     """Predict the class or number of image files. They are resized and converted to match the training images.
 
-    With --coverage, each image gets a set of classes that holds the right one that often; an empty set means none of
-    them. Numbers come with an interval. The last column is the share of training images less unusual than the image,
-    each compared with all the others. The JSON also has the underlying number, the novelty, from 0 to 1. A file that
-    cannot be read gives a warning and exit code 1; the others are still predicted.
+    With --coverage, each image gets a set of classes that holds the right one that often; an empty set means that the
+    image is none of these. Numbers come with an interval. The last column is the share of training images that are less
+    unusual than the image, each compared with all the others. The JSON also has the underlying number, the novelty,
+    from 0 to 1. A file that cannot be read gives a warning and exit code 1; the others are still predicted.
     """
     import numpy as np
 

@@ -40,7 +40,7 @@ def networks(asked: Asked) -> None:
 
 
 def info(asked: Asked) -> None:
-    """Show versions, engines, threads, memory, and where data is looked for."""
+    """Show versions, engines, threads and memory. Also show where data is looked for."""
     from cnngp import __version__
     from cnngp.common import memory
     from cnngp.common.files import user_cache

@@ -22,7 +22,7 @@ from cnngp.network.layers import NetworkError
 from . import page, plots
 from .suspects import Decisions, suspect_labels
 
-_BLOCK = 256  # images whose kernels are held at a time
+_BLOCK = 256  # images per block of kernels
 _VOICES, _EXAMPLES, _SHOWN = 7, 5, 10
 
 

@@ -107,7 +107,7 @@ Line = dict[str, str]
 
 
 def fingerprint(image: NDArray[Any]) -> str:
-    """Hash of an image's pixels, whatever their dtype; it begins with a letter, so that no program reads a number."""
+    """Hash of an image's pixels, whatever their dtype; begins with a letter, so that spreadsheets keep it as text."""
     pixels = np.ascontiguousarray(image, dtype=np.float32) + np.float32(0.0)  # adding 0 turns −0 into 0
     return f"x{hashlib.blake2b(pixels.tobytes(), digest_size=8).hexdigest()}"
 

@@ -231,7 +231,7 @@ class Graph:
         return [*terms[0][:common], (end, Fork(branches))]
 
     def _series(self, chain: Chain) -> Layer:
-        """A folded chain as a layer."""
+        """Convert a folded chain to a layer."""
         made: list[Layer] = []
         for i, call in chain:
             if isinstance(call, Fork):
