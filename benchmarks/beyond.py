@@ -1,9 +1,9 @@
-"""How far an exact GP goes on MNIST when the images are prepared: `python -m benchmarks.beyond --data FOLDER`.
+"""Exact GPs on MNIST with preprocessed images: `python -m benchmarks.beyond --data FOLDER`.
 
 Nothing is trained. Images are deskewed by their moments, and their gradients are split into eight orientations and
-blurred, as descriptors of the kind of SIFT do; the eight maps are the channels of the network's input. A few networks
-and preparations are compared on the validation images with few training images; the best is fitted once with the
-paper's 50,000 and once with all 60,000, and only then are the test images looked at.
+blurred, as in descriptors like SIFT; the eight maps are the input channels of the network. A few networks and
+preparations are compared on the validation images with few training images; the best is fitted once with the paper's
+50,000 and once with all 60,000, and only then are the test images used.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CHUNK = 500
 
 
 def deskewed(X: Array) -> Array:
-    """Each image centred and sheared along its rows until its axes are uncorrelated."""
+    """Images centred and sheared along their rows, so that the two axes are uncorrelated."""
     rows, columns = np.mgrid[: X.shape[2], : X.shape[3]]
     middle = (np.array(X.shape[2:]) - 1) / 2
     out = np.empty_like(X)
@@ -68,7 +68,7 @@ PREPARATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 def leaky_cnn(slope: float = -0.4, bias: float = 1e-3) -> Network:
-    """Seven convolutions whose filters grow as the maps shrink; the weights keep the variance from layer to layer."""
+    """Seven convolutions whose filters grow as the maps shrink; the weights preserve the variance between layers."""
     w, f = 2.0 / (1.0 + slope**2), LeakyReLU(slope)
     layers: list[Network] = [Conv(3, weight_var=10.0, bias_var=bias)]
     for size, stride in ((3, 1), (3, 1), (5, 2), (5, 1), (7, 2), (7, 1)):

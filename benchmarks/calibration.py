@@ -1,14 +1,14 @@
-"""Which probabilities are honest: ways to turn a GP's latent means and variances into class probabilities.
+"""Calibration: compare ways to turn a GP's latent means and variances into class probabilities.
 
     python -m benchmarks.calibration [--data mnist] [--sizes 100 500 1000 2000] [--test 10000]
     python -m benchmarks.calibration --flipped 0 0.1 0.3 --data digits clothing textures --sizes 100 250 --test 500
 
-One kernel matrix serves all sizes. A temperature T, where a method has one, is chosen on the leave-one-out predictions
-of the training images; the figures are of the test images.
+One kernel matrix serves all sizes. If a method has a temperature T, it is chosen on the leave-one-out predictions of
+the training images; scores are for the test images.
 
-With `--flipped`, that share of the labels is drawn anew, of the training and of the test images, and `GPClassifier()`
-has one temperature alone, or also a share ε of labels that it takes to be random, as it chooses itself. Sets may be
-the drawn ones of benchmarks/drawn.py and benchmarks/made.py.
+With `--flipped`, this share of the training and test labels is redrawn at random, and `GPClassifier()` is scored with a
+temperature alone, and also with the share ε of random labels that it chooses itself. `--data` also takes the sets of
+benchmarks/drawn.py and benchmarks/made.py.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ METHODS: dict[str, Callable[[Array, Array, float], Array]] = {
 
 
 def best_temperature(probabilities: Callable[[float], Array], labels: NDArray[np.intp]) -> float:
-    """The T whose `probabilities(T)` fit these labels best."""
+    """The temperature T whose `probabilities(T)` fit these labels best."""
 
     def loss(log_t: float) -> float:
         return calibration.smoothed_loss(probabilities(math.exp(log_t)), labels)

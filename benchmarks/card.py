@@ -1,12 +1,12 @@
-"""Everything that only a card can show, in one command: `python -m benchmarks.card OUT [--before TREE]`.
+"""All tests and benchmarks that need a GPU, in one command: `python -m benchmarks.card OUT [--before TREE]`.
 
-The tests that need a card, compute-sanitizer over one network of each kind of kernel, and the speeds of kernels,
-tangent kernels, pools and gradients; with `--before` those of another checkout too, in turn with these. A table of all
-comes last. Each step leaves its log and its figures in the folder OUT, and a step that is done there is not run again:
-the same command goes on where a time limit has ended it.
+Runs the tests that need a GPU, compute-sanitizer over one network for each kind of CUDA kernel, and the speeds of
+kernels, tangent kernels, pools and gradients; with `--before`, alternately, the speeds of another checkout too. Prints
+a table at the end. Each step leaves its log and figures in the folder OUT, and finished steps are not run again: after
+a time limit, the same command continues.
 
-    python -m benchmarks.card out --only tests         # the steps whose names begin so
-    python -m benchmarks.card out --minutes 9          # begins no step after so many minutes
+    python -m benchmarks.card out --only tests         # only steps whose names begin with "tests"
+    python -m benchmarks.card out --minutes 9          # starts no step after nine minutes
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ FORMS: dict[str, tuple[Network, tuple[int, ...]]] = {
     "walk": (Sequential(*C * 2, Dense()), (1, 5, 40)),
     "series": (Sequential(Conv(3), Elementwise("tanh"), AvgPool(2), Dense()), (1, 6, 6)),
 }
-"""A small network for each kind of kernel."""
+"""A small network for each kind of CUDA kernel."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A command, and whether the other checkout runs it too. Figures are what it writes to the file `{figures}`."""
+    """A command; `both` runs it in the other checkout too. `{figures}` in it is the file to which it writes figures."""
 
     name: str
     command: tuple[str, ...]
@@ -73,7 +73,7 @@ def steps(data: str | None) -> list[Step]:
 
 
 def run(step: Step, which: str, tree: Path, out: Path) -> dict[str, Any]:
-    """A step's exit status, seconds and figures, from before where it is done."""
+    """Run a step, or read its earlier result; return its status, seconds and figures."""
     stem = "".join(c if c.isalnum() else "-" for c in f"{step.name}, {which}")
     done, figures = out / f"{stem}.json", out / f"{stem}.figures"
     if done.exists():
@@ -101,7 +101,7 @@ def run(step: Step, which: str, tree: Path, out: Path) -> dict[str, Any]:
 
 
 def compare(form: str) -> None:
-    """K, Θ, both triangles and a gradient of a small network on the card, against the float64 reference and the CPU."""
+    """Compare K, Θ and a gradient of a small network on the GPU with the float64 reference and the CPU engine."""
     net, shape = FORMS[form]
     X = np.random.default_rng(0).normal(size=(7, *shape)).astype(np.float32)
     card, cpu = (Kernel(net, device=device, check=False) for device in ("cuda", "cpu"))
@@ -117,7 +117,7 @@ def compare(form: str) -> None:
 
 
 def table(results: dict[str, dict[str, dict[str, Any]]]) -> str:
-    """Of every step the status, and of every figure pairs/s now, before, and their ratio."""
+    """Table of the status of every step, and of pairs/s now, before, and their ratio."""
     lines = ["| step | result | seconds |", "|---|---|---|"]
     for name, found in results.items():
         lines.append(f"| {name} | {found['now']['status']} | {found['now']['seconds']:.0f} |")

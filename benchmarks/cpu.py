@@ -1,4 +1,4 @@
-"""The CPU engine beside the alternatives, in one run: `python -m benchmarks.cpu`.
+"""Speed of the CPU engine and of alternatives, in one run: `python -m benchmarks.cpu`.
 
     python -m benchmarks.cpu --images 1000 --rounds 5
     python -m benchmarks.cpu --neural-tangents nt/bin/python     # an environment with neural-tangents==0.6.5 jax==0.5.3
@@ -6,10 +6,10 @@
     python -m benchmarks.cpu --prototype fused_resnet_numba.py   # a kernel specialised to resnet(32), if you have one
     python -m benchmarks.cpu --memory --wait
     python -m benchmarks.cpu --cases "convnet()" "pooled twice" "global on 8 × 8" --no-torch --dtypes float32
-    python -m benchmarks.cpu --ntk --no-torch                    # what the tangent kernel costs beside the GP's
+    python -m benchmarks.cpu --ntk --no-torch                    # cost of the tangent kernel beside the GP's
 
-Every round runs each contestant once, so that a noisy machine disturbs all alike; medians are printed. The rivals are
-given fewer pairs, at the block size that is best for them. Random images: the work does not depend on the pixels.
+Every round runs each contestant once, so that noise on the machine affects all alike; medians are printed. The rivals
+get fewer pairs, at their best block size. Images are random: the work does not depend on the pixels.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cnngp.network import Network
 
 
 def _stack(*parts: Network | int) -> Network:
-    """A network of pools and, for each number, so many 3 × 3 convolutions with ReLUs."""
+    """A network of the given pools; a number stands for that many 3 × 3 convolutions with ReLUs."""
     layers: list[Network] = []
     for part in parts:
         layers += [part] if isinstance(part, Network) else [Conv(3, weight_var=2.0), ReLU()] * part
@@ -56,7 +56,7 @@ CASES = {
 
 
 def images_of(name: str, n: int) -> int:
-    """As many images as do about the work of n × n pairs of `convnet()`; one pooled pair may do a thousand times it."""
+    """Number of images for the work of about n × n pairs of `convnet()`; a pooled pair may cost a thousand times it."""
     share = elements_of("convnet()") / elements_of(name) if name in POOLED else 1.0
     return max(8, int(n * min(1.0, share) ** 0.5))
 
@@ -66,7 +66,7 @@ def images(n: int, shape: tuple[int, ...], dtype: str, seed: int) -> Any:
 
 
 def ours(name: str, n: int, dtype: str, threads: int, both: bool = False) -> tuple[int, Callable[[], float]]:
-    """K, or K and Θ."""
+    """Number of pairs, and a timed run of this package for K, or for K and Θ."""
     make, shape = CASES[name]
     n = images_of(name, n)
     kernel = Kernel(make(), device="cpu", dtype=dtype, threads=threads)
@@ -155,7 +155,7 @@ def prototype(path: str, n: int) -> tuple[int, Callable[[], float]]:
 
     def run() -> float:
         start = time.perf_counter()
-        p.gram(x1, t1, x2, t2, *masks, out)  # its tables, made by NumPy, are not counted
+        p.gram(x1, t1, x2, t2, *masks, out)  # without its tables, which NumPy computes
         return time.perf_counter() - start
 
     return n * n, run
@@ -167,7 +167,7 @@ def elements_of(name: str) -> int:
 
 
 def against_the_first(cases: list[str], dtypes: list[str], n: int, threads: int, rounds: int) -> dict[str, float]:
-    """Our map elements a second in every case, interleaved, against the first; by the clock and by processor time."""
+    """Map elements per second of every case relative to the first, interleaved; by wall clock and processor time."""
     field = {(name, dtype): ours(name, n, dtype, threads)[1] for name in cases for dtype in dtypes}
     pairs = {name: images_of(name, n) ** 2 for name in cases}
     clock: dict[tuple[str, str], list[float]] = {case: [] for case in field}
@@ -214,8 +214,8 @@ before = memory("VmRSS")
 K = Kernel(make(), device="cpu", threads=2)(X, Z, progress=False)
 print(memory("VmHWM") - before - K.nbytes / 2**20)
 """
-# Images on each side of the matrix whose memory is measured. It does not grow with them beyond a strip of rows; more
-# of the last network would take an hour.
+# Number of images on each side of the matrix whose memory is measured. Memory does not grow beyond a strip of rows;
+# more images of the last network would take an hour.
 MEMORY_OF = {"resnet(32)": 5000, "pooled twice": 1000, "global on 8 × 8": 1000, "global on 32 × 32": 48}
 
 

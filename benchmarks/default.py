@@ -1,15 +1,15 @@
-"""Is what `GPClassifier()` chooses right? Its error beside its own candidates in hindsight, and beside other methods.
+"""Test error of the default `GPClassifier()`, beside its own candidates in hindsight and other methods.
 
     python -m benchmarks.default --data photographs.npz mnist digits --sizes 100 500 1000 [--effort normal best]
         [--hindsight] [--network] [--no-rivals] [--draws D] [--test 2000] [--device cuda] [--json F]
 
-Every method sees the same N training images and nothing else, and all are tested on the same images. They are the
-first N of the set, or with `--draws D` drawn at random D times, as many of each class as can be: tables of few labels
-are made in this way. `--hindsight` fits the largest affordable network of every row of the table to all N images, and
-the best of them by the test images is what no choice could beat by more than luck; the test images play no other part.
-`--network` adds a ResNet-18 trained on random crops and mirror images (benchmarks/trained.py, needs PyTorch). A line at
-the end of each block says whether the choice is within a point, or two standard errors of the difference, of the best
-of the others. `--data` takes what `cnngp classify --data` takes, and the names of benchmarks/drawn.py.
+Every method sees only the same N training images, and all are tested on the same images. The training images are the
+first N of the set, or with `--draws D` D random draws, balanced by class, as is usual for few labels. `--hindsight`
+fits the largest affordable network of every row of the candidates' table to all N images; the best of them by test
+error is a bound that a choice can beat only by luck. The test images are used for nothing else. `--network` adds a
+ResNet-18 trained on random crops and mirror images (benchmarks/trained.py, needs PyTorch). The last line of each block
+says whether the choice is within a point, or two standard errors of the difference, of the best other method. `--data`
+takes the same values as `cnngp classify --data`, and the names of benchmarks/drawn.py.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from .small_data import images
 
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
-# Folds in which rivals choose their parameters, and images that every class must have for that.
+# Number of folds in which rivals choose their parameters, and so the minimum of images per class.
 _FOLDS = 5
 
 
 @dataclass(frozen=True)
 class Result:
-    """What one method made of the test images: which are wrong, and where it has probabilities, how good these are."""
+    """Result of one method on the test images: which are wrong, and the scores of its probabilities, if it has any."""
 
     wrong: Bools
     nll: float | None = None
@@ -78,12 +78,12 @@ def process(data: datasets.Dataset, device: str, **settings: Any) -> Result:
 def rival(model: Any, data: datasets.Dataset) -> Result:
     X, X_test = (a.reshape(len(a), -1).astype(np.float64) for a in (data.X, data.X_test))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # steps of the optimiser
+        warnings.simplefilter("ignore")  # such as an optimiser that did not converge
         return Result(model.fit(X, data.y).predict(X_test) != data.y_test)
 
 
 def rivals() -> dict[str, Any]:
-    """What else one would use, with its parameters chosen by five folds."""
+    """Standard methods of scikit-learn, with parameters chosen by five-fold cross-validation."""
     folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=0)
     grids: dict[str, tuple[Any, dict[str, list[float]]]] = {
         "logistic regression": (LogisticRegression(max_iter=300), {"C": [0.001, 0.01, 0.1, 1.0]}),
@@ -121,13 +121,13 @@ def network(data: datasets.Dataset, device: str) -> Result:
     from . import trained
 
     r = trained.resnet18(data, "cuda" if device == "cuda" else "cpu")
-    # Only its share of wrong images is known.
+    # Only the share of wrong images is known, so the positions are arbitrary.
     wrong = np.arange(len(data.y_test)) < round(r["error"] * len(data.y_test))
     return Result(wrong, r["nll"], r["ece"])
 
 
 def verdict(name: str, results: dict[str, Result]) -> str:
-    """Whether the choice is within a point, or two standard errors, of the best of the others."""
+    """A line that says whether the choice is within a point, or two standard errors, of the best other method."""
     others = {other: r for other, r in results.items() if not other.startswith("default, ")}
     if not others:
         return f"{name}: beside no other method"
@@ -139,7 +139,7 @@ def verdict(name: str, results: dict[str, Result]) -> str:
 
 
 def training_sets(whole: datasets.Dataset, n: int, test: int, draws: int) -> Iterator[datasets.Dataset]:
-    """The first n images, or n of random ones several times, as many of each class as can be."""
+    """Yield the first n images, or `draws` random sets of n images, balanced by class."""
     if not draws:
         yield whole.take(n, test)
         return
@@ -150,7 +150,7 @@ def training_sets(whole: datasets.Dataset, n: int, test: int, draws: int) -> Ite
 
 
 def compared(data: datasets.Dataset, asked: argparse.Namespace) -> dict[str, Result]:
-    """Every method on these images, and a line for each."""
+    """Run every method on these images and print a line for each."""
     print(f"\n{data.name}, {len(data.X):,} images of {data.image_shape}, tested on {len(data.X_test):,}")
     print(f"{'':<40}  {'error %':>8}  {'NLL':>7}  {'ECE':>7}")
     results: dict[str, Result] = {}

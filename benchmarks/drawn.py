@@ -1,8 +1,8 @@
-"""Twelve made image sets, each after a kind of pictures that people classify: drawn by NumPy, the same every time.
+"""Thirteen synthetic image sets, modelled on kinds of images that people classify, drawn reproducibly with NumPy.
 
-None of the first ten was there when the default networks were found, so they show whether a choice holds elsewhere; the
-last two are kinds that those networks did badly on. Each maker takes how many images and a generator, and gives images
-(n, channels, …), pictures in [0, 1], with their classes.
+The default networks were found without the first ten, so these show whether a choice generalises; the last three are
+kinds on which those networks did badly. Each function takes the number of images and a random generator, and returns
+images (n, channels, …), pictures in [0, 1], with their classes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Made = tuple[Array, Array]
 
 
 def grid(size: int) -> tuple[Array, Array]:
-    """x and y of the pixels, from −1 to 1."""
+    """Coordinates x and y of the pixels, from −1 to 1."""
     at = (np.arange(size) + 0.5) / size * 2.0 - 1.0
     y, x = np.meshgrid(at, at, indexing="ij")
     return x, y
@@ -32,7 +32,7 @@ def grid(size: int) -> tuple[Array, Array]:
 def placed(
     rng: np.random.Generator, size: int, turn: float, scale: tuple[float, float], shift: float, warp: float = 0.0
 ) -> tuple[Array, Array]:
-    """Where each pixel lies in a thing that is turned, scaled, moved and, by `warp`, bent at random."""
+    """Coordinates of each pixel in an object that is randomly rotated, scaled, shifted and, by `warp`, deformed."""
     x, y = grid(size)
     if warp:
         x, y = x + warp * clouds(rng, size, 3.0), y + warp * clouds(rng, size, 3.0)
@@ -42,7 +42,7 @@ def placed(
 
 
 def clouds(rng: np.random.Generator, size: int, slope: float, stretch: float = 1.0, angle: float = 0.0) -> Array:
-    """A random field of mean 0 and variance 1 whose amplitudes fall as 1/frequency^slope, as photographs' do."""
+    """Random field of mean 0 and variance 1 whose amplitudes fall as 1/frequency^slope, as in photographs."""
     fy, fx = np.meshgrid(np.fft.fftfreq(size), np.fft.fftfreq(size), indexing="ij")
     u, v = np.cos(angle) * fx + np.sin(angle) * fy, np.cos(angle) * fy - np.sin(angle) * fx
     f = np.hypot(u * stretch, v / stretch)
@@ -52,14 +52,14 @@ def clouds(rng: np.random.Generator, size: int, slope: float, stretch: float = 1
 
 
 def colours(rng: np.random.Generator, size: int, slope: float, contrast: float) -> Array:
-    """A background (3, size, size) of clouds, most of them shared by the channels."""
+    """Background (3, size, size) of clouds, mostly shared by the channels."""
     shared = clouds(rng, size, slope)
     own = np.stack([clouds(rng, size, slope) for _ in range(3)])
     return np.asarray(rng.uniform(0.25, 0.75, (3, 1, 1)) + contrast * (0.8 * shared + 0.4 * own))
 
 
 def clothing(n: int, rng: np.random.Generator) -> Made:
-    """Clothes, shoes and bags in grey on black, 28 × 28, in the middle and about as large as the image."""
+    """Clothes, shoes and bags in grey on black, 28 × 28, centred and about as large as the image."""
     y = rng.integers(len(CLOTHES), size=n)
     X = np.zeros((n, 1, 28, 28))
     for i, kind in enumerate(y):
@@ -76,7 +76,7 @@ def clothing(n: int, rng: np.random.Generator) -> Made:
 
 
 def objects(n: int, rng: np.random.Generator) -> Made:
-    """Ten compound things in colour anywhere in 32 × 32, before clouds whose colour goes with the thing at times."""
+    """Ten composite objects in colour anywhere in 32 × 32, on clouds whose colour sometimes depends on the class."""
     y = rng.integers(len(OBJECTS), size=n)
     X = np.empty((n, 3, 32, 32))
     usual = np.array([[0.5, 0.7, 0.9], [0.3, 0.5, 0.7], [0.4, 0.6, 0.3], [0.6, 0.55, 0.5]])
@@ -95,7 +95,7 @@ def objects(n: int, rng: np.random.Generator) -> Made:
 
 
 def numbers(n: int, rng: np.random.Generator) -> Made:
-    """House numbers: a digit in colour on a wall, 32 × 32, with neighbours at its sides, in any light, some blurred."""
+    """House numbers: a coloured digit on a wall, 32 × 32, with neighbouring digits, varying light and some blur."""
     from scipy.ndimage import gaussian_filter
 
     y = rng.integers(10, size=n)
@@ -119,7 +119,7 @@ def numbers(n: int, rng: np.random.Generator) -> Made:
 
 
 def letters(n: int, rng: np.random.Generator) -> Made:
-    """The 26 capital letters, written with bent strokes, white on black, 28 × 28."""
+    """The 26 capital letters with bent strokes, white on black, 28 × 28."""
     y = rng.integers(26, size=n)
     X = np.empty((n, 1, 28, 28))
     for i, letter in enumerate(y):
@@ -130,7 +130,7 @@ def letters(n: int, rng: np.random.Generator) -> Made:
 
 
 def textures(n: int, rng: np.random.Generator) -> Made:
-    """Ten grey textures of any direction, scale and phase, 32 × 32."""
+    """Ten grey textures of random direction, scale and phase, 32 × 32."""
     y = rng.integers(10, size=n)
     X = np.empty((n, 1, 32, 32))
     for i, kind in enumerate(y):
@@ -170,11 +170,11 @@ def _texture(kind: int, u: Array, v: Array, rng: np.random.Generator) -> Array:
 
 
 def tissue(n: int, rng: np.random.Generator) -> Made:
-    """Stained tissue in colour, 28 × 28, six kinds by the size, number and order of nuclei; some kinds are rare."""
+    """Stained tissue in colour, 28 × 28: six classes by size, number and arrangement of nuclei; some are rare."""
     y = rng.choice(6, size=n, p=[0.35, 0.25, 0.15, 0.12, 0.08, 0.05])
     X = np.empty((n, 3, 28, 28))
     x, down = grid(28)
-    # how many nuclei, their radius, how long they are, of each kind
+    # for each class: number of nuclei, their radius, their elongation
     of_kind = [(5, 0.12, 1.2), (28, 0.1, 1.1), (11, 0.22, 1.3), (9, 0.12, 3.0), (14, 0.12, 1.2), (4, 0.1, 1.2)]
     for i, kind in enumerate(y):
         stain = rng.uniform(0.7, 1.3, (3, 1, 1))
@@ -202,7 +202,7 @@ def tissue(n: int, rng: np.random.Generator) -> Made:
 
 
 def small_digits(n: int, rng: np.random.Generator) -> Made:
-    """Written digits of 8 × 8 enlarged to 16 × 16, turned and moved, dark or light, of any contrast."""
+    """Handwritten 8 × 8 digits enlarged to 16 × 16, rotated and shifted, dark or light, with random contrast."""
     from scipy.ndimage import map_coordinates, zoom
     from sklearn.datasets import load_digits
 
@@ -218,7 +218,7 @@ def small_digits(n: int, rng: np.random.Generator) -> Made:
 
 
 def scenes(n: int, rng: np.random.Generator) -> Made:
-    """Six kinds of views in colour, 64 × 64: sea, wood, hills, street, house front, field."""
+    """Six kinds of scenes in colour, 64 × 64: sea, forest, hills, street, house front, field."""
     y = rng.integers(6, size=n)
     X = np.empty((n, 3, 64, 64))
     x, v = grid(64)
@@ -248,7 +248,7 @@ def scenes(n: int, rng: np.random.Generator) -> Made:
 
 
 def signals(n: int, rng: np.random.Generator) -> Made:
-    """Seven wave forms that begin anywhere in 128 samples, of any strength, on a wandering base, in noise."""
+    """Seven waveforms with random start and strength in 128 samples, on a drifting baseline, with noise."""
     t = np.arange(128) / 128.0
     y = rng.integers(7, size=n)
     X = np.empty((n, 1, 128))
@@ -278,14 +278,14 @@ def _wave(kind: int, s: Array, phase: Array) -> Array:
 
 
 def doubtful(n: int, rng: np.random.Generator) -> Made:
-    """`clothing` with every sixth label drawn anew; as test images, those of `clothing` are taken."""
+    """`clothing` with about every sixth label redrawn at random; its test images are those of `clothing`."""
     X, y = clothing(n, rng)
     wrong = rng.random(n) < 1 / 6
     return X, np.where(wrong, rng.integers(len(CLOTHES), size=n), y)
 
 
 def brightness(n: int, rng: np.random.Generator) -> Made:
-    """Clouds of 12 × 12 in three degrees of brightness, which overlap; their form says nothing."""
+    """Clouds of 12 × 12 in three overlapping classes of brightness; their shape is uninformative."""
     y = rng.integers(3, size=n)
     X = np.stack([clouds(rng, 12, 1.0) for _ in range(n)])[:, None]
     light = 0.35 + 0.12 * y + 0.03 * rng.standard_normal(n)
@@ -293,14 +293,14 @@ def brightness(n: int, rng: np.random.Generator) -> Made:
 
 
 def weighted(n: int, rng: np.random.Generator) -> Made:
-    """64 measurements on a grid of 8 × 8, none like its neighbours; two classes by the sign of one weighted sum."""
+    """64 independent measurements on a grid of 8 × 8; two classes by the sign of a weighted sum."""
     weights = np.random.default_rng(9).standard_normal(64)  # the same for training and test images
     X = rng.standard_normal((n, 1, 8, 8))
     return X, (X.reshape(n, 64) @ weights > 0.0).astype(int)
 
 
 def signed(n: int, rng: np.random.Generator) -> Made:
-    """Six patterns of 12 × 12 in much noise, each image with its own strength and a sign at random."""
+    """Six patterns of 12 × 12 with strong noise, each image with random strength and sign."""
     shared = np.random.default_rng(9)  # the same patterns for training and test images
     patterns = np.stack([clouds(shared, 12, 1.0) for _ in range(6)])
     y = rng.integers(6, size=n)
@@ -323,7 +323,7 @@ SETS: dict[str, Callable[[int, np.random.Generator], Made]] = {
     "weighted": weighted,
     "signed": signed,
 }
-_UNBOUNDED = ("signals", "weighted", "signed")  # all others are pictures, with pixels from 0 to 1
+_UNBOUNDED = ("signals", "weighted", "signed")  # all others are pictures with pixels from 0 to 1
 
 
 def _images(name: str, n: int, seed: int) -> Made:
@@ -332,7 +332,7 @@ def _images(name: str, n: int, seed: int) -> Made:
 
 
 def drawn(name: str, train: int, test: int) -> datasets.Dataset:
-    """A set of training and test images; labels are wrong among the training images alone."""
+    """Data set with training and test images; only training labels are ever wrong."""
     X, y = _images(name, train, 0)
     X_test, y_test = _images("clothing" if name == "doubtful" else name, test, 1)
     return datasets.Dataset(name, X, y, X_test, y_test)

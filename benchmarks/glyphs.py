@@ -1,4 +1,4 @@
-"""Letters and digits as strokes: lines through points of the square from −1 to 1, y downwards."""
+"""Letters and digits as strokes: lines through points in the square from −1 to 1, with y pointing down."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Stroke = list[tuple[float, float]]
 
 
 def _arc(x: float, y: float, across: float, down: float, start: float, stop: float) -> Stroke:
-    """A part of an ellipse around (x, y), from one angle to another in degrees, 0 to the right and 90 downwards."""
+    """Arc of an ellipse around (x, y) between two angles in degrees, 0 to the right and 90 down."""
     angles = np.deg2rad(np.linspace(start, stop, 13))
     return [(x + across * float(np.cos(a)), y + down * float(np.sin(a))) for a in angles]
 
@@ -66,7 +66,7 @@ LETTERS: list[list[Stroke]] = [
 
 
 def segment(u: Array, v: Array, start: tuple[float, float], end: tuple[float, float]) -> Array:
-    """How far each place is from the line between two points."""
+    """Distance of each point (u, v) from the line segment between two points."""
     (a, b), (c, d) = start, end
     length = max((c - a) ** 2 + (d - b) ** 2, 1e-9)
     along = np.clip(((u - a) * (c - a) + (v - b) * (d - b)) / length, 0.0, 1.0)
@@ -74,7 +74,7 @@ def segment(u: Array, v: Array, start: tuple[float, float], end: tuple[float, fl
 
 
 def nearness(strokes: list[list[Any]] | list[Any], u: Array, v: Array, width: float, soft: float = 0.08) -> Array:
-    """1 on the strokes of a width, 0 off them, soft between."""
+    """Soft mask of strokes of this width: 1 on them, 0 away from them."""
     far = np.full(u.shape, np.inf)
     for stroke in strokes:
         for start, end in pairwise(stroke):

@@ -1,8 +1,8 @@
-"""The GPU engine's speed on one card, beside PyTorch: `python -m benchmarks.gpu [--data FOLDER] [--kind ntk]`.
+"""Speed of the GPU engine on one GPU, beside PyTorch: `python -m benchmarks.gpu [--data FOLDER] [--kind ntk]`.
 
-Medians of repeated runs of 4096 × 4096 pairs, tables not counted (they cost about a thousandth). PyTorch runs the same
-recursion as a person would write it, eager at the best of several block sizes and compiled, in the same process.
-Images are MNIST's where `--data` names a folder with its four files, else random strokes; the speed is the same.
+Medians of repeated runs of 4096 × 4096 pairs, without the tables (about a thousandth of the time). PyTorch runs the
+same recursion, as a user would write it, in the same process: eager at the best of several block sizes, and compiled.
+Images are those of MNIST if `--data` names a folder with its files, else random strokes; the speed is the same.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def engine_rate(
     kind: Kind = "nngp",
     path: KernelPath | None = None,
 ) -> tuple[float, float]:
-    """(pairs/s, seconds from nothing to compiled). Of kind "ntk" a pair gives K and Θ.
+    """(pairs/s, seconds to compile). With kind "ntk" a pair gives K and Θ.
 
-    `path` overrides the choice of kernel.
+    `path` overrides the choice of CUDA kernel.
     """
     import cupy
 
@@ -82,7 +82,7 @@ def engine_rate(
 
 
 def torch_resnet(x: Any, z: Any) -> Any:
-    """K of ResNet-32 for all pairs of two blocks of images."""
+    """K of ResNet-32 for all pairs of images from two blocks."""
     import torch
     import torch.nn.functional as F
 

@@ -1,8 +1,7 @@
-"""Networks with average pooling on one card: `python -m benchmarks.gpu_pools [--json FILE] [--double]`.
+"""Speed of networks with average pooling on one GPU: `python -m benchmarks.gpu_pools [--json FILE] [--double]`.
 
-Medians of repeated runs, tables not counted. Beside each network neural-tangents runs the same one in the same process,
-at the best of several block sizes, where it can be imported. Images are random strokes; the speed does not depend on
-them.
+Medians of repeated runs, without the tables. If neural-tangents can be imported, it runs the same networks in the same
+process, at the best of several block sizes. Images are random strokes; the speed does not depend on them.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
 
 
 def resnet_with_global_pool() -> Network:
-    """`zoo.resnet(32)`'s convolutions, with the global average pool that residual networks end in."""
+    """The convolutions of `zoo.resnet(32)` with the usual global average pool at the end."""
     block = Sum(Identity(), Sequential(ReLU(), Conv(3), ReLU(), Conv(3)))
     layers: list[Network] = [Conv(3)]
     for stride in (1, 2, 2):
@@ -35,7 +34,7 @@ def resnet_with_global_pool() -> Network:
     return Sequential(*layers, ReLU(), GlobalAvgPool(), Dense())
 
 
-# name: (network, input, images on each side of the matrix, the same in neural-tangents' words or None)
+# name: (network, input, images on each side of the matrix, letters of the network for neural-tangents or None)
 NETWORKS: dict[str, tuple[Network, tuple[int, ...], int, str | None]] = {
     "3 conv, global pool": (Sequential(*C * 3, GlobalAvgPool(), Dense()), CIFAR, 192, "ccc g"),
     "10 conv, global pool": (Sequential(*C * 10, GlobalAvgPool(), Dense()), CIFAR, 128, "cccccccccc g"),
@@ -63,7 +62,7 @@ NETWORKS: dict[str, tuple[Network, tuple[int, ...], int, str | None]] = {
 
 
 def neural_tangents_rate(words: str, shape: tuple[int, ...], kind: Kind) -> float | None:
-    """Pairs/s of the same network there; None where it does not load."""
+    """Pairs/s of the same network in neural-tangents; None if that cannot be imported."""
     try:
         import jax
         from neural_tangents import stax

@@ -1,12 +1,12 @@
-"""What a gradient costs, in kernels: `python -m benchmarks.gradients`.
+"""Cost of a gradient relative to the kernel matrix: `python -m benchmarks.gradients`.
 
     python -m benchmarks.gradients --images 300 --rounds 5
     python -m benchmarks.gradients --cases "resnet(32)" --dtypes float32
-    python -m benchmarks.gradients --device cuda      # on a card, whose gradient is first compared with the CPU's
+    python -m benchmarks.gradients --device cuda      # on a GPU, whose gradient is first compared with the CPU's
 
-`kernel.gradient(X, Z, G)` gives the derivatives by all parameters of the network at once. Every round computes the
-kernel matrix and the gradient of the same images, one after the other; the medians of the rounds are printed. Random
-images: the work does not depend on the pixels.
+`kernel.gradient(X, Z, G)` gives the derivatives with respect to all parameters of the network at once. Every round
+computes the kernel matrix and then the gradient for the same images; medians are printed. Images are random: the work
+does not depend on the pixels.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DEFAULT = [
 
 
 def cost(name: str, n: int, dtype: str, threads: int, rounds: int, device: Device = "cpu") -> dict[str, float]:
-    """Medians of the seconds of a kernel and of a gradient, by the clock and of processor time."""
+    """Median seconds of a kernel and of a gradient, and their ratio by wall clock and by processor time."""
     make, shape = (CASES | SMOOTH)[name]
     kernel = Kernel(make(), device=device, dtype=dtype, threads=threads, check=device == "cuda")
     X, Z = images(n, shape, dtype, 0), images(n, shape, dtype, 1)

@@ -1,12 +1,12 @@
-"""Regression through inducing images on MNIST, with the paper's split, against the exact GP:
+"""Inducing images on MNIST with the paper's split, compared with the exact GP:
 
     python -m benchmarks.inducing --data FOLDER --train 50000 --inducing 10000 --seeds 5 --device cuda [--shifts]
 
-FOLDER is `mnist` with its four files, or the folder that holds it. The paper reports 0.68 % (validation) and 0.84 %
-(test) for the exact GP of resnet(32) on 50,000 images. Every fit chooses its images, its noise and its discount by
-itself, from the training images; `--seeds` repeats it with other random states. With `--shifts` every training image is
-there five times: as it is, and shifted by one pixel up, down, left and right. `--wrong 0.1` gives a tenth of the
-training images a wrong label.
+FOLDER is `mnist` with its four files, or the folder that contains it. The paper reports 0.68 % (validation) and 0.84 %
+(test) for the exact GP of resnet(32) on 50,000 images. Every fit chooses its inducing images, noise and discount from
+the training images; `--seeds` repeats it with other random states. With `--shifts`, every training image occurs five
+times: unchanged, and shifted by one pixel up, down, left and right. `--wrong 0.1` gives a tenth of the training images
+a wrong label.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def fitted(kernel: Kernel, X: Any, y: Any, others: Any, inducing: int, choice: s
 
 
 def _of_labels(clf: GPClassifier, X: Any, y: Any) -> Any:
-    """Probabilities of the right classes."""
+    """Predicted probabilities of the true classes."""
     return clf.predict_proba(X)[np.arange(len(y)), np.searchsorted(clf.classes_, y)]
 
 

@@ -1,11 +1,11 @@
-"""What a fit through inducing images says of itself, against the exact GP of the same images and unseen ones:
+"""Check what a fit with inducing images reports about itself, against the exact GP and unseen images:
 
     python -m benchmarks.inducing_gap [--device cuda] [--train 4000] [--inducing 800] [--seeds 2] [--sets mnist,hard]
 
-Digits as they are, with a tenth of the labels wrong, turned, scaled and moved over a texture (`benchmarks.recipes`),
-and blended with another digit. Training and unseen images are drawn together from MNIST's training set, so that they
-differ by chance alone; a model's leave-one-out error should then be that of the unseen images, and the exact GP's error
-should lie where the fit report says.
+The sets are plain digits, digits with a tenth of the labels wrong, rotated, scaled and shifted digits over a texture
+(`benchmarks.recipes`), and digits blended with another digit. Training and unseen images are drawn together from
+MNIST's training set, so that they differ only by chance; then the leave-one-out error should equal the error on unseen
+images, and the exact GP's error should lie where the fit report expects it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SETS = ("mnist", "wrong", "hard", "blend")
 
 
 def images(name: str, n: int, seed: int) -> tuple[Any, Any]:
-    """`n` images of a kind with their labels, in a random order."""
+    """`n` images of a set with their labels, in random order."""
     rng = np.random.default_rng(seed)
     mnist = datasets.mnist()
     rows = rng.permutation(len(mnist.X))[: 2 * n]

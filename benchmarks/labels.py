@@ -1,15 +1,15 @@
-"""Sets with a guarantee, beside split conformal prediction with the same images; and which images to label next.
+"""Full conformal prediction compared with split conformal prediction on the same images; and active learning.
 
     python -m benchmarks.labels sets [--data digits clothing …] [--draws 30] [--sizes 50 100 200 500] [--noise loo]
     python -m benchmarks.labels next [--data digits clothing tissue] [--draws 5] [--steps 5 --each 10]
 
-`sets`: of every draw N images are labelled and 300 others are new. Full conformal prediction (`predict_set`) is fitted
-to all N; split conformal prediction is fitted to half of them, and its threshold comes from the other half. Both ask
-for 90 % with one kernel; shown are how often the right class is in the set, and the mean size of a set. The guarantee
-is exact for a noise that is given; `--noise loo` shows what choosing it by the labels costs.
+`sets`: in every draw, N images are labelled and 300 others are new. Full conformal prediction (`predict_set`) is fitted
+to all N; split conformal prediction is fitted to half of them and takes its threshold from the other half. Both use the
+same kernel and a coverage of 90 %; the output is how often the right class is in the set, and the mean size of a set.
+The guarantee is exact for a given noise; `--noise loo` shows the effect of choosing the noise by the labels.
 
-`next`: from 10 labels at random, `--each` more are chosen at a time from a pool of 400 images: by `choose`, by
-`most_uncertain`, or at random; shown is the error on 500 other images after each step, the mean of all draws.
+`next`: starting from 10 random labels, `--each` more are chosen at a time from a pool of 400 images: by `choose`, by
+`most_uncertain`, or at random. The output is the error on 500 other images after each step, averaged over draws.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COVERAGE = 0.9
 
 
 def whole(source: str, n: int) -> tuple[Matrix, NDArray[np.intp]]:
-    """The kernel matrix of n images, and their classes as 0, 1, …"""
+    """Kernel matrix of n images, and their classes as 0, 1, …"""
     data: datasets.Dataset = images(source, n, 1).take(n)
     K = Kernel(zoo.small_cnn())(data.X.reshape(-1, *data.image_shape)).astype(np.float64)
     return K, np.unique(data.y, return_inverse=True)[1]
@@ -44,7 +44,7 @@ def fitted(K: Matrix, y: NDArray[np.intp], rows: NDArray[np.intp], noise: float 
 def split_set(
     K: Matrix, y: NDArray[np.intp], train: NDArray[np.intp], new: NDArray[np.intp], noise: float | str
 ) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
-    """Sets from half of the images, with the score 1 − P(class) and the threshold of the other half."""
+    """Prediction sets from half of the images, with the score 1 − P(class) and a threshold from the other half."""
     half, rest = train[: len(train) // 2], train[len(train) // 2 :]
     clf = fitted(K, y, half, noise)
 

@@ -1,16 +1,16 @@
-"""Does learning a network's variances help? Three networks on MNIST and on small digits.
+"""Effect of learning a network's variances: three networks on MNIST and on small digits.
 
     python -m benchmarks.learn [--data mnist digits] [--sizes 100 500 …] [--networks pooled …] [--json FILE]
 
-Each row is an exact GP of the first N training images, tested on the same test images:
+Each column is an exact GP on the first N training images, tested on the same test images:
 
-- default: the variances as the network was written, the noise by leave-one-out (`noise="loo"`).
+- default: the variances of the network as written, the noise by leave-one-out (`noise="loo"`).
 - likelihood, leave-one-out: `learn=` with two starts of twelve steps, on at most 300 of the training images.
-- random search: networks drawn at random (each group of variances by a log-normal factor of e^±1.5; biases of zero
-  opened first), each with its best noise, judged by the same leave-one-out loss on the same images, for as many seconds
-  as learning by leave-one-out took.
+- random search: random networks (each group of variances times a log-normal factor of e^±1.5; zero bias variances first
+  set to positive values), each with its best noise, compared by the same leave-one-out loss on the same images, for as
+  many seconds as learning by leave-one-out took.
 
-Nothing is chosen by the test images. Without the table in --json, results are only printed.
+Nothing is chosen by the test images. Results are printed, and kept in the file of --json if it is given.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ METHODS = ("default", "likelihood", "leave-one-out", "random search")
 
 
 def random_search(network: Network, X: Any, y: Any, seconds: float) -> tuple[Network, float, int]:
-    """The best of the networks that were drawn until the time was over, its noise over mean k(x, x), and how many."""
+    """Best of the networks drawn within `seconds`, its noise in units of mean k(x, x), and the number of draws."""
     begun = time.perf_counter()
     classes = np.unique(y)
     targets = ClassTargets(Coding(classes), y)

@@ -1,7 +1,7 @@
-"""Images that are no digits: ten kinds of things, drawn with random places, sizes, turns, colours and textures.
+"""Synthetic images of ten classes of shapes, with random position, size, rotation, colours and texture.
 
-Nothing in this package was tuned on pictures of this kind, and any number of them of any size can be made, so they show
-whether a choice that was made on digits holds elsewhere.
+Nothing in this package was tuned on images of this kind, and any number of any size can be drawn, so they show whether
+a choice made on digits holds elsewhere.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ KINDS = ("disc", "ring", "square", "frame", "triangle", "cross", "bar", "stripes
 
 
 def things(n: int, size: int = 28, channels: int = 1, seed: int = 0, noise: float = 0.1) -> tuple[NDArray, NDArray]:
-    """Images (n, channels, size, size) in [0, 1] and the numbers of their kinds."""
+    """Images (n, channels, size, size) in [0, 1] and their classes as indices of `KINDS`."""
     from scipy.ndimage import gaussian_filter
 
     rng = np.random.default_rng(seed)
     labels = rng.integers(len(KINDS), size=n)
-    fine = 4  # samples along each side of a pixel, which make edges soft
+    fine = 4  # samples along each side of a pixel, for soft edges
     at = (np.arange(size * fine) + 0.5) / (size * fine) * 2.0 - 1.0
     y, x = np.meshgrid(at, at, indexing="ij")
     images = np.empty((n, channels, size, size), np.float32)
@@ -41,7 +41,7 @@ def things(n: int, size: int = 28, channels: int = 1, seed: int = 0, noise: floa
 
 
 def _inside(kind: str, u: NDArray, v: NDArray) -> NDArray:
-    """Which places belong to the thing, in coordinates where it fills about −1 to 1."""
+    """Mask of a shape, in coordinates in which it extends from about −1 to 1."""
     radius, side = np.hypot(u, v), np.maximum(abs(u), abs(v))
     match kind:
         case "disc":
@@ -68,7 +68,7 @@ def _inside(kind: str, u: NDArray, v: NDArray) -> NDArray:
 
 
 def made(train: int, test: int, size: int = 28, channels: int = 1, seed: int = 0) -> datasets.Dataset:
-    """A data set of them; its training and test images come from different seeds."""
+    """Data set of these images; training and test images come from different seeds."""
     X, y = things(train, size, channels, seed=2 * seed)
     X_test, y_test = things(test, size, channels, seed=2 * seed + 1)
     return datasets.Dataset("things", X, y, X_test, y_test)

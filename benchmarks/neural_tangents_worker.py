@@ -1,6 +1,6 @@
-"""Runs in an environment of its own with neural-tangents; see benchmarks/cpu.py. Reads a line, does a run, answers.
+"""Worker for benchmarks/cpu.py in a separate environment with neural-tangents. Each line read starts a timed run.
 
-It imports nothing of ours. JAX's SAME padding differs from ours at stride 2, which changes values by 3 %, not work.
+It does not import cnngp. JAX's SAME padding differs at stride 2, which changes values by 3 % but not the work.
 """
 
 import os
@@ -38,7 +38,7 @@ def convnet():
 
 
 def stack(*parts):
-    """The networks of benchmarks/cpu.py with pools: a number is so many 3 × 3 convolutions with ReLUs."""
+    """The pooled networks of benchmarks/cpu.py: a number stands for that many 3 × 3 convolutions with ReLUs."""
     layers = []
     for part in parts:
         convolution = [stax.Conv(1, (3, 3), padding="SAME", W_std=2**0.5, b_std=None), stax.Relu()]

@@ -1,7 +1,7 @@
-"""How well images of other things are told from digits: novelty, relative variance and probability compared.
+"""Out-of-distribution detection for digits: compare novelty, relative variance and largest probability by AUROC.
 
-python -m benchmarks.novelty: resnet32 on 1,000 images of MNIST, two minutes on two cores. The other things need no data
-of their own: patches of scikit-learn's two photographs, letters in matplotlib's fonts, and digits that were spoilt.
+python -m benchmarks.novelty: resnet32 on 1,000 images of MNIST, two minutes on two cores. The other images need no data
+files: patches of scikit-learn's two photographs, letters in matplotlib's fonts, distorted digits, and noise.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SIDE = 28
 
 
 def photographs(rng: np.random.Generator, each: int = 150) -> Images:
-    """Square patches of random size and place, as grey images."""
+    """Square patches of photographs, of random size and position, as grey images."""
     patches = []
     for photograph in load_sample_images().images:
         grey = Image.fromarray(photograph).convert("L")
@@ -35,7 +35,7 @@ def photographs(rng: np.random.Generator, each: int = 150) -> Images:
 
 
 def letters() -> Images:
-    """Those that are no digit by any reading, white on black."""
+    """Capital letters that cannot be read as digits, white on black."""
     folder = Path(matplotlib.__file__).parent / "mpl-data" / "fonts" / "ttf"
     drawn = []
     for font in sorted(folder.glob("DejaVuS*.ttf")):
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def scores(clf: GPClassifier, X: Images) -> dict[str, NDArray[np.float64]]:
-    """Each is higher for what is less like the training images."""
+    """Scores by name; each is higher for images less like the training images."""
     _, variance = clf.predict_latent(X)
     return {
         "novelty": clf.novelty(X),

@@ -1,11 +1,11 @@
-"""The GP's kernel beside the tangent kernel as classifiers of MNIST: `python -m benchmarks.ntk`.
+"""Compare the GP's kernel with the tangent kernel as classifiers of MNIST: `python -m benchmarks.ntk`.
 
     python -m benchmarks.ntk --images 5000 --test 1000
     python -m benchmarks.ntk --networks "pooled" --images 1000
 
 Both kernels of the largest training set come from one pass (`Kernel.both`), and the smaller sets are its first images.
-Regression on ±1 targets without noise; the error is that of the largest mean, beside the closed-form leave-one-out
-error of the training images.
+Both are used for noise-free regression on ±1 targets, which predicts the class with the largest mean; test errors are
+shown beside closed-form leave-one-out errors.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SIZES = (100, 200, 500, 1_000, 2_000, 5_000)
 
 
 def errors(K: Any, K_test: Any, y: Any, y_test: Any) -> tuple[float, float]:
-    """Of the test images, and leave-one-out of the training images."""
+    """Test error, and leave-one-out error on the training images."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", JitterWarning)
         gp = ExactGP(K, 2.0 * np.eye(10)[y] - 1.0)

@@ -1,4 +1,4 @@
-"""Clothes and things as soft masks over places u, v of the square from −1 to 1, v downwards."""
+"""Clothes and objects as soft masks over coordinates u, v in the square from −1 to 1, with v pointing down."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Canvas:
-    """Places, and a generator for what differs between two things of a kind."""
+    """Coordinates, and a random generator for variation between objects of one class."""
 
     u: Array
     v: Array
@@ -26,7 +26,7 @@ class Canvas:
         return float(self.rng.uniform(low, high))
 
     def inside(self, far: Array) -> Array:
-        """1 where a signed distance is below 0."""
+        """Soft mask: 1 where the signed distance is below 0."""
         return np.asarray(1.0 / (1.0 + np.exp(np.clip(far / 0.03, -50, 50))))
 
     def line(self, start: tuple[float, float], end: tuple[float, float], width: float) -> Array:
@@ -39,7 +39,7 @@ class Canvas:
         return self.inside((np.hypot((self.u - x) / across, (self.v - y) / down) - 1.0) * min(across, down))
 
     def taper(self, top: float, bottom: float, above: float, below: float) -> Array:
-        """From v = `above` to `below`, half as wide as `top` grows to `bottom`."""
+        """A trapezium from v = `above` to `below`, with half-widths `top` and `bottom`."""
         part = np.clip((self.v - above) / (below - above), 0.0, 1.0)
         wide = top + (bottom - top) * part
         return self.inside(np.maximum(abs(self.u) - wide, np.maximum(above - self.v, self.v - below)))
@@ -50,7 +50,7 @@ def union(*masks: Array) -> Array:
 
 
 def _torso(c: Canvas, sleeve: float, long: float, wide: float = 0.42) -> Array:
-    """A trunk with sleeves, which hang down to v = `sleeve`."""
+    """A torso with sleeves that hang down to v = `sleeve`."""
     out = c.any(0.6, 0.85)
     thick = c.any(0.13, 0.2)
     arms = [c.line((s * 0.35, -0.7), (s * (0.45 + 0.35 * out), sleeve), thick) for s in (-1.0, 1.0)]

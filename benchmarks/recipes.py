@@ -1,10 +1,11 @@
-"""Pooled networks side by side: what each costs a pair of images, and how accurate its exact GP is with few labels.
+"""Compare pooled networks: cost per pair of images, and accuracy of the exact GP with few labels.
 
     python -m benchmarks.recipes [--device cuda] [--networks small,medium] [--sizes 100 500 1000 5000] [--json FILE]
 
-Each network sees the first N images of MNIST's training set; leave-one-out, which is what one chooses by, and the test
-error of all 10,000 test images stand beside each other. The same networks then see digits that are turned, scaled,
-moved and laid over a texture (`hard`), which no network here was chosen on. The noise is chosen by leave-one-out.
+Each network is fitted to the first N images of MNIST's training set; its leave-one-out error, by which one would
+choose, is shown beside the error on all 10,000 test images. Then the same networks are fitted to digits that are
+rotated, scaled, shifted and laid over a texture (`hard`), on which no network here was chosen. The noise is chosen by
+leave-one-out.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ NETWORKS = {
 
 
 def hard(X: np.ndarray, seed: int) -> np.ndarray:
-    """Digits turned by up to 34°, scaled by up to a quarter, moved by up to two pixels, over a random texture."""
+    """Digits rotated by up to 34°, scaled by up to a quarter, shifted by up to two pixels, over a random texture."""
     from scipy.ndimage import affine_transform, gaussian_filter
 
     rng = np.random.default_rng(seed)

@@ -1,6 +1,6 @@
-"""The same kernels written the way a careful user would in PyTorch, for the benchmarks to run beside ours.
+"""The same kernels in PyTorch, as a careful user would write them, for comparison in benchmarks.
 
-Plain tensor code over blocks of pairs, in any network of convolutions, ReLUs, sums and dense layers.
+Plain tensor code over blocks of pairs, for any network of convolutions, ReLUs, sums and dense layers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Maps = tuple[Any, Any, Any]  # K(X, Z) (n·m, 1, H, W), K(X, X) (n, 1, H, W), K(
 
 
 def torch_kernel(net: Network, x: Any, z: Any) -> Any:
-    """(n, m) for images (n, C, H, W) and (m, C, H, W)."""
+    """Kernel (n, m) of images (n, C, H, W) and (m, C, H, W)."""
     n, m = len(x), len(z)
     xz = (x[:, None] * z[None]).mean(2).reshape(n * m, 1, *x.shape[2:])
     maps = ((xz), (x * x).mean(1, keepdim=True), (z * z).mean(1, keepdim=True))

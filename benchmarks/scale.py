@@ -1,12 +1,12 @@
-"""What a cluster costs: `python -m benchmarks.scale`.
+"""Overhead of a Dask cluster: `python -m benchmarks.scale`.
 
     python -m benchmarks.scale                         # resnet(32), two workers of one thread on this machine
     python -m benchmarks.scale --images 8192 --workers 8 --rounds 5
-    python -m benchmarks.scale --solver                # also the iterative solver, by the number of images and noise
+    python -m benchmarks.scale --solver                # also the iterative solver, by number of images and noise
 
-The bare engine, with as many threads as the workers have together, against `gram` with a store on a local Dask cluster:
-one after the other in every round, medians. The second share is by processor time, of client and workers together,
-which other programs on the machine disturb less. Random images: the work does not depend on the pixels.
+Compares the bare engine, with as many threads as all workers together, with `gram` into a store on a local Dask
+cluster, alternating in every round; medians. The second share is by processor time of client and workers, which other
+programs on the machine affect less. Images are random: the work does not depend on the pixels.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cnngp import Kernel, gram
 
 
 def processor_seconds(client: Any) -> float:
-    """Of this process and of the workers."""
+    """Processor time of this process and of all workers."""
     return time.process_time() + sum(client.run(time.process_time).values())
 
 

@@ -1,10 +1,10 @@
-"""Which pooled network suits which size of image: leave-one-out, and images held out of the training ones.
+"""Compare pooled networks by image size, with leave-one-out errors and errors on held-out training images.
 
     python -m benchmarks.sizes [--sets digits-100 things-16 …] [--networks "3 conv, pool 5" …]
 
-No test images are read. Sets of 8 × 8: scikit-learn's digits, the same shifted by up to a pixel at random, those with a
-random texture over them, and drawn things (benchmarks/made.py) in grey and in colour. Larger ones: MNIST at half and at
-twice its size, and things of 16 × 16. It is what `zoo.halvings_for` and the default network rest on.
+No test images are used. Sets of 8 × 8: scikit-learn's digits, the same shifted by up to a pixel, those with a random
+texture on top, and drawn shapes (benchmarks/made.py) in grey and in colour. Larger sets: MNIST at half and at twice its
+size, and shapes of 16 × 16. `zoo.halvings_for` and the default network are based on it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from cnngp.network import Network
 
 from .made import things
 
-Split = tuple[Any, Any, Any, Any]  # images and labels to fit, images and labels to judge by
+Split = tuple[Any, Any, Any, Any]  # images and labels to fit, held-out images and labels
 
 
 def plain(convolutions: int, pool: int | None) -> Network:
-    """Convolutions and a pool of stride 1, or a global one, without halving."""
+    """Convolutions and a pool of stride 1, or a global pool for None, without halving the size."""
     last = GlobalAvgPool() if pool is None else AvgPool(pool, stride=1)
     return Sequential(*[Conv(3, weight_var=2.0), ReLU()] * convolutions, last, Dense())
 
@@ -98,7 +98,7 @@ def main() -> None:
         for name in given.networks:
             net, start = NETWORKS[name], time.perf_counter()
             if min(X.shape[2:]) < 14 and name.startswith("halved"):
-                continue  # nothing is left for its pool
+                continue  # the maps are too small for its pool
             clf = GPClassifier(net, noise="loo", device=given.device).fit(X, y)
             P = clf.predict_proba(X_held)
             scores = calibration.scores(P, np.searchsorted(clf.classes_, y_held))

@@ -1,24 +1,23 @@
-"""Few labelled images: exact Gaussian processes against what a user would pick instead, on the same split.
+"""Few labelled images: exact Gaussian processes compared with other usual methods on the same split.
 
     python -m benchmarks.small_data [--data mnist] [--sizes 100 500 1000 5000] [--methods …] [--device cuda] [--json F]
 
-Each method sees the first N training images and nothing else; all are tested on the same test images. Times are wall
-clock for training with its model selection, and for predicting the test set. `--data things` are drawn images of ten
-kinds in colour (benchmarks/made.py), and benchmarks/drawn.py has twelve sets more.
+Each method sees only the first N training images; all are tested on the same test images. Times are wall clock for
+training with model selection, and for predicting the test set. `--data things` are drawn shapes of ten classes in
+colour (benchmarks/made.py), and benchmarks/drawn.py has thirteen more sets.
 
-- GP, default: `GPClassifier()`, which picks its network by size and number of the images, how they are prepared, a
-  relative of that network, and its noise by leave-one-out.
-- GP, plain: the same network for images as they are.
+- GP, default: `GPClassifier()`, which chooses network, preparation of the images and noise by leave-one-out.
+- GP, plain: the same without preparation of the images.
 - GP, searched: the best of a few networks by the leave-one-out likelihood of the training images, noise likewise.
 - GP, resnet32: the paper's network, without pooling and noise.
 - RBF SVM: scikit-learn, C and gamma by 5-fold cross-validation over 3 × 3 values.
 - RBF GP: scikit-learn's GaussianProcessRegressor on ±1 targets, length scale, amplitude and noise by maximum likelihood
-  (on the first 1,000 images where there are more: its optimiser needs a Cholesky factorisation and a gradient a step).
-- CNN, "CNN, shifts", "ResNet, tuned": trained networks, the last two on images that are moved at random at every step,
-  which nothing above is given; benchmarks/trained.py says how.
+  (on at most 1,000 images, because every step of its optimiser needs a Cholesky factorisation and a gradient).
+- CNN, "CNN, shifts", "ResNet, tuned": trained networks of benchmarks/trained.py. The last two see images that are moved
+  at random at every step, which the methods above do not.
 - "GP, default + shifts", "GP, resnet32 + shifts": the second table. Each training image and its copies shifted by a
   pixel up, down, left and right, five times as many. "GP, pooled + warps": `zoo.pooled_cnn("medium")` and copies that
-  are turned by 12° either way, and wider and narrower by a fifth.
+  are rotated by 12° either way, and wider and narrower by a fifth.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def gp(
     groups: Any = None,
 ) -> Result:
     start = time.perf_counter()
-    shape = data.image_shape  # of signals it has to be said
+    shape = data.image_shape  # must be given for signals
     clf = GPClassifier(network, noise=noise, device=device, preparation=preparation, input_shape=shape)
     clf.fit(data.X, data.y, groups=groups)
     fitted = time.perf_counter()
@@ -80,7 +79,7 @@ def _late_pool(convolutions: int, pool: int, activation: Any) -> Network:
 
 
 def _candidates(shape: tuple[int, ...]) -> dict[str, Network]:
-    """The two best that the default would choose from and, for images of 28 × 28 and about, variants of the best."""
+    """The first two networks of the default's candidates and, for images of about 28 × 28, variants of the first."""
     networks = {name: network_by_name(name) for name in default_names(shape)[:2]}
     found = {name: network for name, network in networks.items() if network is not None}
     if zoo.halvings_for(min(shape[1:])) == 1:
@@ -90,8 +89,8 @@ def _candidates(shape: tuple[int, ...]) -> dict[str, Network]:
     return found
 
 
-_JUDGED_ON = 1000  # training images that choose; all of them where there are fewer
-_FEW = 1000  # beyond so many, only networks that cost no more than `pooled_cnn-large`
+_JUDGED_ON = 1000  # at most this many training images are used for the choice
+_FEW = 1000  # with more images, networks may cost only 1.3 times as much as the first candidate, else ten times
 
 
 def searched(data: datasets.Dataset, device: Any) -> Result:
@@ -160,7 +159,7 @@ def rbf_gp(data: datasets.Dataset, _: Any) -> Result:
 
 
 TRAINING: dict[str, int] = {}
-"""Steps and seeds of the trained networks, where they are not those that benchmarks/trained.py says."""
+"""Steps and seeds of the trained networks, if they differ from the defaults of benchmarks/trained.py."""
 
 
 def trained(name: str, **settings: Any) -> Callable[[datasets.Dataset, Any], Result]:

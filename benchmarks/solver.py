@@ -1,10 +1,10 @@
-"""Iterations and time of the solver against the number of images and the noise:
+"""Iterations and time of the solver by number of images and noise:
 
     python -m benchmarks.solver [--data mnist] [--network small_cnn] [--images 300 600 1200] [--noises 0.1 0.01 0.001]
 
-Noise is in multiples of the mean diagonal. Every method solves the ten outputs of the classification together; "cg"
-reads the tiles of a store on disk, the others hold the matrix. The last column is how far predictions on 200 test
-images are from those of a float64 Cholesky factorisation.
+The noise is in units of the mean diagonal. Every method solves all ten outputs of the classification together; "cg"
+reads the tiles of a store on disk, "cholesky" holds the matrix. The last column is the largest difference of
+predictions on 200 test images from those of a float64 Cholesky factorisation.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def measure(
     device: Any = "auto",
     tile: int | None = None,
 ) -> list[dict[str, Any]]:
-    """One row for every number of images, noise and method; `ranks` are of the preconditioner, None for the default."""
+    """One row per number of images, noise and method; `ranks` are those of the preconditioner, None for the default."""
     kernel = Kernel(NETWORKS[network](), device=device)
     rows = []
     for n in images:
@@ -54,7 +54,7 @@ def measure(
                 for method, matrix, settings in ways:
                     start = time.perf_counter()
                     with warnings.catch_warnings():
-                        warnings.simplefilter("ignore", ConvergenceWarning)  # the row says it
+                        warnings.simplefilter("ignore", ConvergenceWarning)  # the row contains it
                         found = solve(matrix, Y, noise * scale, method, device=device, progress=False, **settings)
                     rows.append(
                         {
@@ -72,7 +72,7 @@ def measure(
 
 
 def report(**settings: Any) -> list[dict[str, Any]]:
-    """`measure`, printed."""
+    """Run `measure` and print the rows."""
     rows = measure(**settings)
     print(f"{'images':>8} {'noise':>7}  {'method':24} {'iterations':>10} {'seconds':>8} {'residual':>9}  difference")
     for r in rows:

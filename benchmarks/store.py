@@ -1,14 +1,14 @@
-"""What keeping a kernel matrix costs: `python -m benchmarks.store`.
+"""Overhead of storing a kernel matrix: `python -m benchmarks.store`.
 
     python -m benchmarks.store --images 2500                                   # resnet(32) on the CPU
     python -m benchmarks.store --images 10000 --network small_cnn --size 8
     python -m benchmarks.store --device cuda --images 30000 --tiles 2048 4096 8192
 
-Every round runs each contestant once; the medians are printed. The second share is by processor time, which other
-programs on the machine disturb less; "in the engine" is how much of a run's time the engine was at work in it, over
-100 % where two tiles are at work at a time. "bare engine" is the engine's own symmetric matrix in host memory. Below
-the line: what the parts of the store do alone, in bytes of the matrix per second. Random images: the work does not
-depend on the pixels.
+Every round runs each contestant once; medians are printed. The second share is by processor time, which other programs
+on the machine affect less; "in the engine" is the time in the engine's calls as a share of the run, over 100 % if two
+tiles are computed at a time. "bare engine" is the engine's own symmetric matrix in host memory. Below the line are the
+separate parts of the store, in bytes of the matrix per second. Images are random: the work does not depend on the
+pixels.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def seconds(function: Callable[[], Any]) -> float:
 
 
 def both_seconds(function: Callable[[], Any]) -> tuple[float, float]:
-    """Seconds on the clock, and of all processors together."""
+    """Seconds by wall clock, and of processor time."""
     start, processor = time.perf_counter(), time.process_time()
     function()
     return time.perf_counter() - start, time.process_time() - processor
 
 
 def timed(engine: Any) -> list[float]:
-    """A list that gets the seconds of every call of the engine."""
+    """Return a list to which every call of the engine appends its seconds."""
     clock: list[float] = []
     for name in ("cross", "symmetric"):
         original = getattr(engine, name)
@@ -65,7 +65,7 @@ def into_store(kernel: Kernel, X: Any, place: Path, tile: int) -> Callable[[], A
 
 
 def rewrite(place: Path, tile: int) -> None:
-    """Every tile again, from memory: the writing alone."""
+    """Write every tile again from memory, to time only the writing."""
     block = np.random.default_rng(0).random((tile, tile), dtype=np.float32)
     with opened(place) as store:
         store.prepare(store.found)  # type: ignore[arg-type]

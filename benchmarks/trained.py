@@ -1,11 +1,12 @@
-"""Trained networks that stand beside the Gaussian process: what a practitioner would pick for a few labelled images.
+"""Trained networks for comparison with the Gaussian process: usual choices for few labelled images.
 
 - `cnn`: two 3 × 3 convolutions (32 and 64 filters), max pooling, a dense layer of 128 with dropout 0.5; AdamW with a
   cosine schedule for 1,500 steps of 64 images; the mean of two seeds. If `moved`, its training images are shifted at
   random by up to a fourteenth of their side: two pixels at 28 × 28, one at 8 × 8.
 - `residual`: a residual network with batch normalisation (stages of 32, 64 and 128 filters, a global pool) on randomly
-  shifted, turned and scaled images. A fifth of the training images is held out to choose the learning rate, how much
-  images are turned, and when to stop; then it is trained on all of them for so many steps; the mean of two seeds.
+  shifted, rotated and scaled images. A fifth of the training images is held out to choose the learning rate, the amount
+  of rotation, and the number of steps; then it is trained on all of them with these; the mean of two seeds.
+- `resnet18`: a ResNet-18 on standardised images with random crops, mirrored if they have colour; SGD with one cycle.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def resnet18(data: datasets.Dataset, device: str, steps: int | None = None, seed
 
 
 def _trained(images: _Images, rows: Any, rate: float, turn: float, steps: int, seed: int) -> Any:
-    """The network after each hundred steps, with how many they were."""
+    """Train, and yield (steps, network) after every hundred steps."""
     torch.manual_seed(seed)
     device = images.X.device
     net = _residual_network(images.X.shape[1], images.classes).to(device)
@@ -124,7 +125,7 @@ def _shift(side: int) -> int:
 
 
 def _moved(X: Any, turn: float) -> Any:
-    """Each image shifted by up to `_shift` pixels and, with a `turn` in radians, turned and scaled as well."""
+    """Each image shifted by up to `_shift` pixels and, with a `turn` in radians, rotated and scaled as well."""
     n, _, height, width = X.shape
     most = 2.0 * _shift(height)  # in the coordinates of `affine_grid` an image is 2 wide
     angle = turn * (2.0 * torch.rand(n) - 1.0)
@@ -151,7 +152,7 @@ class _Block(nn.Module):
 def _residual_network(
     channels: int, classes: int, widths: tuple[int, ...] = (32, 64, 128), blocks: int = 1, dropout: float = 0.2
 ) -> nn.Module:
-    """Stages of so many filters and blocks, of which all but the first begin with a stride of 2."""
+    """Residual network with `blocks` per stage and the given widths; all stages but the first begin with stride 2."""
     before = (widths[0], *widths)
     stages = [
         _Block(before[i] if b == 0 else w, w, 2 if b == 0 and i > 0 else 1)
@@ -174,7 +175,7 @@ def _step(net: nn.Module, optimiser: Any, schedule: Any, X: Any, y: Any) -> None
 
 
 def _fifth(codes: Any) -> tuple[Any, Any]:
-    """Rows of a fifth of each class, at random but always the same, and the others."""
+    """Rows of a random but fixed fifth of each class, and the other rows."""
     rng = np.random.default_rng(0)
     held = np.concatenate([rng.permutation(np.flatnonzero(codes == c))[: max(1, n // 5)] for c, n in _counts(codes)])
     return np.sort(held), np.setdiff1d(np.arange(len(codes)), held)
@@ -185,7 +186,7 @@ def _counts(codes: Any) -> Any:
 
 
 class _Images:
-    """A data set as tensors where the network is, and how a trained network does on its test images."""
+    """A data set as tensors on the network's device, and the scores of trained networks on its test images."""
 
     def __init__(self, data: datasets.Dataset, device: str) -> None:
         names, self.codes = np.unique(data.y, return_inverse=True)
@@ -199,7 +200,7 @@ class _Images:
         for seed in range(seeds):
             start = time.perf_counter()
             net = copy.deepcopy(train(seed)).eval()
-            self.X[:1].cpu()  # waits for the card
+            self.X[:1].cpu()  # waits for the GPU
             fitted = time.perf_counter()
             with torch.no_grad():
                 logits = torch.cat([net(part) for part in self.X_test.split(1000)])

@@ -1,4 +1,4 @@
-"""Is the kernel really the limit of my network? Sample finite networks at growing width and see."""
+"""Check that a kernel is the limit of a network: sample finite networks at growing width."""
 
 import numpy as np
 import torch

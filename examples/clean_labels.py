@@ -1,4 +1,4 @@
-"""Cleaning labels: which of my labels are wrong? The other images know, by leave-one-out, without fitting again."""
+"""Find and correct wrong labels by leave-one-out, without fitting again for each image."""
 
 # region imports
 import sys

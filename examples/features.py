@@ -1,4 +1,4 @@
-"""A Gaussian process as the head on a trained network's features: a new question about images, and few answers."""
+"""A Gaussian process on the features of a trained network: a new task with few labels."""
 
 # region imports
 import numpy as np
@@ -12,7 +12,7 @@ from cnngp import GPClassifier, datasets
 
 # region network
 def trained_network(X: np.ndarray, y: np.ndarray, steps: int, seed: int = 0) -> nn.Sequential:
-    """A small CNN that knows digits. It stands in for a network that somebody else has trained on many images."""
+    """A small CNN trained on digits. It stands in for a large pretrained network."""
     torch.manual_seed(seed)
     net = nn.Sequential(
         *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, stride=2, padding=1), nn.ReLU()),
@@ -28,7 +28,7 @@ def trained_network(X: np.ndarray, y: np.ndarray, steps: int, seed: int = 0) -> 
 
 
 def features(net: nn.Sequential, X: np.ndarray) -> np.ndarray:
-    """Rows (N, 64): what the last layer of the network reads."""
+    """Rows (N, 64): the inputs of the network's last layer."""
     with torch.no_grad():
         return net[:-1](torch.as_tensor(X)).numpy()
 
@@ -41,7 +41,7 @@ def main(steps: int = 150, sizes: tuple[int, ...] = (20, 40, 80)) -> dict[str, f
     data = datasets.digits()
     net = trained_network(data.X[:900], data.y[:900], steps)
     loops = np.array([1, 0, 0, 0, 0, 0, 1, 0, 2, 1])  # of the digits 0 to 9
-    X, y = data.X[900:], loops[data.y[900:]]  # images that the network has not seen, and a question it does not know
+    X, y = data.X[900:], loops[data.y[900:]]  # images and a task that the network was not trained on
     X_test, y_test = data.X_test, loops[data.y_test]
     F, F_test = features(net, X), features(net, X_test)
     # endregion

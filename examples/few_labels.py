@@ -1,4 +1,4 @@
-"""Few labels against a CNN: the exact GP and a small trained network on the same few digits, and what to label next."""
+"""Few labels: the exact GP and a small trained CNN on the same digits, and which images to label next."""
 
 # region imports
 import sys
@@ -16,7 +16,7 @@ from cnngp import GPClassifier, datasets, zoo
 
 # region cnn
 def cnn_error(X: np.ndarray, y: np.ndarray, X_test: np.ndarray, y_test: np.ndarray, seed: int) -> float:
-    """A small CNN after 150 steps of Adam; from step 50 on it makes no mistake on its training images."""
+    """Test error of a small CNN after 150 steps of Adam; it makes no mistake on its training images from step 50 on."""
     torch.manual_seed(seed)
     net = nn.Sequential(
         *(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, stride=2, padding=1), nn.ReLU()),
@@ -54,7 +54,7 @@ def compare(seeds: int, sizes: Sequence[int]) -> dict[int, tuple[float, float]]:
 
 
 def label_next(seeds: int, rounds: int, step: int = 20) -> dict[str, np.ndarray]:
-    """Errors while more labels are given, 20 at a time: of the images that the GP is least certain of, or of any."""
+    """Test errors as labels are added, `step` at a time: for the images that the GP is least certain of, or random."""
     data = datasets.digits()
     found: dict[str, list[list[float]]] = {"asked for": [], "at random": []}
     for seed in range(seeds):

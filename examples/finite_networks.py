@@ -1,4 +1,4 @@
-"""A network as finite PyTorch modules: one to train or inspect, and thousands at once for their distribution."""
+"""Finite PyTorch modules of a network: one to train or inspect, and thousands at once for their distribution."""
 
 import numpy as np
 import torch

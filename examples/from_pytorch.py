@@ -1,4 +1,4 @@
-"""Your PyTorch model as an exact Gaussian process: import it, look at what it became, classify digits with it."""
+"""A PyTorch model as an exact Gaussian process: import it, inspect the result, and classify digits with it."""
 
 # region imports
 from torch import nn
@@ -42,7 +42,7 @@ class MyNet(nn.Module):
 
 def main() -> float:
     # region explain
-    cnngp.torch.explain(MyNet(), (1, 8, 8))  # every call, and what it becomes
+    cnngp.torch.explain(MyNet(), (1, 8, 8))  # every call, and the layer it becomes
     # endregion
 
     # region import

@@ -1,6 +1,6 @@
-"""A kernel matrix of a million images: in tiles, into a store, in as many sittings and on as many machines as you like.
+"""A kernel matrix of a million images: computed in tiles into a store, resumable and on any number of machines.
 
-Here 1,200 small images stand for the million; every step is the same, and the last one says what the million costs.
+Here 1,200 small images stand for the million; every step is the same, and the last one computes the cost of a million.
 """
 
 # region imports
@@ -43,7 +43,7 @@ def begin_and_lose_a_tile(images: np.ndarray, store: Path) -> None:
 def go_on(images: np.ndarray, store: Path) -> int:
     before = {path: path.stat().st_mtime_ns for path in store.glob("K/c/*/*")}
     # region again
-    K = gram(Kernel(zoo.small_cnn()), images, store=store, tile=200)  # all 1,200: what is there is kept
+    K = gram(Kernel(zoo.small_cnn()), images, store=store, tile=200)  # all 1,200: existing tiles are kept
     print(K)
     # endregion
     kept = sum(path.stat().st_mtime_ns == stamp for path, stamp in before.items())
@@ -78,7 +78,7 @@ def through_inducing_images(data: datasets.Dataset, images: np.ndarray) -> float
 
 
 def hours(n: int, pairs_per_second: float = 74.9e6) -> float:
-    """One card's time for n images, at the rate that one H200 was measured with into a store (docs/gram.md)."""
+    """Hours on one GPU for n images, at the rate measured on one H200 with a store (docs/gram.md)."""
     # region cost
     pairs = n * (n + 1) / 2
     took = pairs / pairs_per_second / 3600

@@ -1,4 +1,4 @@
-"""Sets with a guarantee: the classes that an image may have, and intervals for a number, right as often as asked."""
+"""Prediction sets with guaranteed coverage: sets of classes for images, and intervals for numbers."""
 
 # region imports
 import numpy as np

@@ -1,4 +1,4 @@
-"""Many wide networks after gradient descent, without training one: what they agree on, and when."""
+"""Mean and spread of an ensemble of wide networks during gradient descent, without training any of them."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""A convolutional network's kernel in a GPyTorch model: exact regression, with all that is learned by Adam."""
+"""A convolutional network's kernel in a GPyTorch model: exact regression, with parameters learned by Adam."""
 
 import gpytorch
 import torch
@@ -18,7 +18,7 @@ class Model(gpytorch.models.ExactGP):
 
 
 def fitted(x, y, network, learn, steps):
-    """A model whose scale and noise, and with `learn` the network's variances too, are learned by Adam."""
+    """Fit a model by Adam: its scale and noise, and with `learn` the network's variances too."""
     likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
     model = Model(x, y, likelihood, network, learn).double()
     model.kernel.outputscale = 100.0  # the kernel's own scale is arbitrary: start near the targets' variance
@@ -33,7 +33,7 @@ def fitted(x, y, network, learn, steps):
 
 
 def main(steps: int = 40) -> dict[str, float]:
-    """Regress the digit's value on its image; returns root mean squared errors on unseen digits."""
+    """Regress a digit's value on its image; returns root mean squared errors on unseen digits."""
     data = datasets.digits().take(train=200, test=200)
     x, x_test = (torch.as_tensor(images).double().flatten(1) for images in (data.X, data.X_test))
     y, y_test = (torch.as_tensor(labels).double() - 4.5 for labels in (data.y, data.y_test))

@@ -1,4 +1,4 @@
-"""Experiments that go beyond the paper, each run by `python -m experiments.NAME`; docs/reproduce.md lists them.
+"""Experiments beyond the paper, each run by `python -m experiments.NAME`; docs/reproduce.md lists them.
 
-An experiment is a module with `run(setting)` and `draw(results, folder)`, as those of `cnngp.paper`.
+An experiment is a module with `run(setting)` and optionally `draw(results, folder)`, like those of `cnngp.paper`.
 """

@@ -1,7 +1,7 @@
 """Baselines of Table 1: a fully connected network, an RBF kernel on the pixels, and the networks on Fashion-MNIST.
 
-The fully connected network is the best of a dozen by validation error; the lengthscale of the RBF kernel is the most
-likely one. Fashion-MNIST is added where it is at hand.
+The fully connected network is the best of a dozen by validation error; the lengthscale of the RBF kernel maximises the
+marginal likelihood. Fashion-MNIST is added if it is available.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cnngp.paper.table1 import SplitImages, network_errors
 
 TITLE = "Baselines of Table 1"
 
-# Depth, weight and bias variance and nonlinearity of the fully connected networks to choose from on validation.
+# Fully connected networks to choose from by validation error: depth, weight variance, bias variance, nonlinearity.
 DENSE = (
     *((depth, 2.0, bias, "relu") for depth in (1, 3, 5, 8) for bias in (0.0, 0.1)),
     *((depth, 4.0, 0.3, "erf") for depth in (1, 2, 3)),
@@ -42,7 +42,7 @@ DENSE = (
 
 @dataclass(frozen=True)
 class BaselinesPlan:
-    """How large the experiment is."""
+    """Size of the experiment."""
 
     train: int = 50_000
     validation: int = 10_000
@@ -59,7 +59,7 @@ QUICK = BaselinesPlan(train=1_000, validation=500, test=1_000, dense=DENSE[2:11:
 
 
 def run(setting: Setting, plan: BaselinesPlan | None = None, data: Dataset | None = None) -> Results:
-    """All rows; `data` needs a validation part and is MNIST unless given."""
+    """Compute all rows; `data` needs a validation part and defaults to MNIST."""
     plan = plan or (QUICK if setting.quick else FULL)
 
     def split(data: Dataset) -> SplitImages:
@@ -89,7 +89,7 @@ def fashion(setting: Setting, cases: Sequence[table1.Case], images: SplitImages)
 
 
 def dense_pieces(setting: Setting, plan: BaselinesPlan, images: SplitImages) -> tuple[table1.Case, dict[str, Any]]:
-    """The fully connected network that does best on validation with few images, then at full size."""
+    """Choose the fully connected network with the best validation error on few images, and compute it at full size."""
     n = min(plan.chosen_on, images.train)
     candidates = [list(candidate) for candidate in plan.dense]
 
@@ -126,7 +126,7 @@ def _dense(candidate: tuple[int, float, float, str]) -> Network:
 
 
 def rbf_piece(setting: Setting, plan: BaselinesPlan, images: SplitImages) -> dict[str, Any]:
-    """The squared-exponential kernel of the pixels with its most likely lengthscale, in float64."""
+    """Compute the RBF kernel of the pixels with its most likely lengthscale, in float64."""
     n = min(plan.lengthscale_on, images.train)
 
     def compute() -> dict[str, Any]:
@@ -140,15 +140,15 @@ def rbf_piece(setting: Setting, plan: BaselinesPlan, images: SplitImages) -> dic
 
 
 def rbf(setting: Setting, lengthscale: float, shape: Sequence[int], check: bool = True) -> Kernel:
-    """exp(−‖x − z‖²/2ℓ²) of all pixels."""
+    """RBF kernel exp(−‖x − z‖²/2ℓ²) on all pixels."""
     gamma = math.prod(shape) / (2.0 * lengthscale**2)
     return Kernel(zoo.rbf(gamma), setting.device, "float64", setting.threads, check=check)
 
 
 def most_likely_lengthscale(setting: Setting, X: NDArray[np.float32], y: NDArray[Any]) -> float:
-    """The ℓ with the highest marginal likelihood of ±1 targets, with the most likely amplitude at each.
+    """The ℓ that maximises the marginal likelihood of ±1 targets, with the most likely amplitude for each ℓ.
 
-    One that makes the matrix singular in float64 is not considered.
+    Values that make the matrix singular in float64 are excluded.
     """
     flat = X.reshape(len(X), -1).astype(np.float64)
     squares = (flat * flat).sum(1)

@@ -1,9 +1,9 @@
-"""Beyond the paper: exact GPs with average pooling on all of MNIST, plain pixels, a network that leave-one-out chose.
+"""Beyond the paper: exact GPs with average pooling on the plain pixels of MNIST; leave-one-out chooses the network.
 
-The authors left pooling out because its kernel needs covariances between different locations, and expected it to close
-the gap to trained networks. Here networks of about the same cost are compared by the leave-one-out log loss of their
-exact GPs on a few training images; the best is then fitted to the paper's 50,000 and to all 60,000. Nothing is chosen
-on validation or test images.
+The authors left out pooling because its kernel needs covariances between different locations, and expected it to close
+the gap to trained networks. Here networks of similar cost are compared by the leave-one-out log loss of their exact GPs
+on a few training images; the best is then fitted to the paper's 50,000 and to all 60,000. Nothing is chosen by
+validation or test images.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from cnngp.paper.table1 import SplitImages, network_errors
 
 TITLE = "Beyond the paper: pooled networks on all of MNIST"
 LONG = 600.0
-"""Seconds of kernels from which they are kept on disk tile by tile, so that a killed run loses little."""
+"""Seconds from which kernels are stored on disk tile by tile, so that a killed run loses little."""
 
 
 def pooled(*parts: Conv | AvgPool, dense: int = 1) -> Network:
-    """Convolutions, each with a ReLU, and pools; then `dense` hidden layers without locations."""
+    """A network of convolutions, each followed by a ReLU, and pools; then `dense` hidden dense layers."""
     layers: list[Network] = []
     for part in parts:
         layers += [part, ReLU()] if isinstance(part, Conv) else [part]
@@ -40,7 +40,7 @@ def pooled(*parts: Conv | AvgPool, dense: int = 1) -> Network:
 
 
 def candidates() -> dict[str, Network]:
-    """What is chosen from: no more than 70,000 covariances for a pair of images of 28 × 28."""
+    """Networks to choose from, with at most 70,000 covariances per pair of 28 × 28 images."""
     conv, half = Conv(3, weight_var=2.0), Conv(3, stride=2, weight_var=2.0)
     first, valid = Conv(5, stride=2, weight_var=2.0), Conv(5, padding="valid", weight_var=2.0)
     blurred: tuple[Conv | AvgPool, ...] = (valid, AvgPool(2), *[conv] * 3, AvgPool(3, stride=1))
@@ -61,25 +61,25 @@ def candidates() -> dict[str, Network]:
 
 @dataclass(frozen=True)
 class BeyondPlan:
-    """How large the experiment is."""
+    """Size of the experiment."""
 
     train: int = 50_000
     validation: int = 10_000
     test: int = 10_000
     chosen_on: int = 6_000
-    """Training images, drawn at random, on which the network is chosen."""
+    """Number of random training images on which the network is chosen."""
     candidates: Mapping[str, Network] | None = None
 
 
 FULL = BeyondPlan()
 QUICK = BeyondPlan(train=1_000, validation=500, test=1_000, chosen_on=300)
 
-# Covariances a second, for what a piece will take: of the slowest candidate on one H200, and of two busy CPU cores.
+# Covariances per second, to estimate times: of the slowest candidate on one H200, and of two busy CPU cores.
 _SPEED = {"cuda": 2.7e11, "cpu": 2e9}
 
 
 def run(setting: Setting, plan: BeyondPlan | None = None, data: Dataset | None = None) -> Results:
-    """The choice, then the best network at full size; `data` needs a validation part and is MNIST unless given."""
+    """Choose a network and compute it at full size; `data` needs a validation part and defaults to MNIST."""
     plan = plan or (QUICK if setting.quick else FULL)
     networks = dict(plan.candidates or candidates())
     images = SplitImages.of(data or setting.dataset("mnist", "paper"), plan.train, plan.validation, plan.test)
@@ -104,7 +104,7 @@ def run(setting: Setting, plan: BeyondPlan | None = None, data: Dataset | None =
 def choice_piece(
     setting: Setting, plan: BeyondPlan, networks: Mapping[str, Network], images: SplitImages
 ) -> dict[str, Any]:
-    """Leave-one-out of each network's exact GP on a few training images."""
+    """Compute leave-one-out scores of each network's exact GP on a few training images."""
     n = min(plan.chosen_on, images.train)
     few = np.sort(np.random.default_rng(setting.seed).choice(images.train, n, replace=False))
     X, y = images.X[few], images.y[few]
@@ -125,7 +125,7 @@ def choice_piece(
 
 
 def best_piece(setting: Setting, name: str, network: Network, images: SplitImages) -> dict[str, Any]:
-    """The chosen network: kernels, both fits, errors."""
+    """Compute the chosen network: kernels, both fits, errors."""
     seconds = kernel_seconds(setting, network, images)
 
     def compute() -> dict[str, Any]:
@@ -138,7 +138,7 @@ def best_piece(setting: Setting, name: str, network: Network, images: SplitImage
 
 
 def kernel_seconds(setting: Setting, network: Network, images: SplitImages) -> float:
-    """About how long the kernels of all images and of the test images with them take."""
+    """Approximate seconds for K(all, all) and K(test, all)."""
     return images.pairs * network.shapes(images.X.shape[1:]).elements / _SPEED[setting.actual_device]
 
 
@@ -158,7 +158,7 @@ def _left_out(setting: Setting, network: Network, X: Any, y: Any) -> dict[str, f
 
 
 def _tell_plan(setting: Setting, plan: BeyondPlan, networks: Mapping[str, Network], images: SplitImages) -> None:
-    """Pairs, time and memory, before anything is computed; memory that is not there is refused now."""
+    """Print pairs, time and memory before anything is computed; raise if the memory is not available."""
     n = len(images.X)
     least, most = (f([kernel_seconds(setting, net, images) for net in networks.values()]) for f in (min, max))
     few = min(plan.chosen_on, images.train)

@@ -1,10 +1,10 @@
-"""CIFAR-10 with the published recipe of infinite networks: Myrtle kernels on whitened images, with and without flips.
+"""CIFAR-10 with the published recipe for infinite networks: Myrtle kernels on whitened images, with and without flips.
 
-Images have their mean removed, are divided by their norm and whitened by ZCA, which is fitted to the training images;
-the kernel is that of a Myrtle network (3 × 3 convolutions, 2 × 2 average pools); with flips it is averaged over mirror
+The mean of each image is removed, the image is divided by its norm, and ZCA, fitted to the training images, whitens it.
+The kernel is that of a Myrtle network (3 × 3 convolutions, 2 × 2 average pools); with flips it is averaged over mirror
 images. The GP is exact, its noise chosen by leave-one-out. Published: V. Shankar et al., *Neural Kernels Without
-Tangents*, ICML 2020, whose Myrtle-10 kernel with ReLUs is right in 87.5 % of the test images. Their
-89.8 % belong to another nonlinearity (`NormalizedExp`), with mirror images added to the training set.
+Tangents*, ICML 2020, whose Myrtle-10 kernel with ReLUs is right for 87.5 % of the test images. Their 89.8 % belong to
+another nonlinearity (`NormalizedExp`), with mirror images added to the training set.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from cnngp.paper.setting import Piece, Setting, digest, release
 TITLE = "CIFAR-10: Myrtle kernels"
 DATA = "cifar10"
 LONG = 60.0
-"""Seconds of kernels from which they are kept on disk tile by tile, so that a killed run loses little."""
+"""Seconds from which kernels are stored on disk tile by tile, so that a killed run loses little."""
 PUBLISHED = {"plain": 12.5}
-"""Test error of Myrtle-10 with ReLUs in percent, with 50,000 training images; none is published with flips."""
+"""Test error in percent of Myrtle-10 with ReLUs and 50,000 training images; none is published with flips."""
 _NAMES = {"plain": "Myrtle-{} GP", "flips": "Myrtle-{} GP, flips"}
-# Covariances a second, for what it will take: of Myrtle-10 on one H200 (docs/gpu.md), and of two busy CPU cores.
+# Covariances per second, to estimate times: of Myrtle-10 on one H200 (docs/gpu.md), and of two busy CPU cores.
 _SPEED = {"cuda": 9.6e11, "cpu": 2e9}
 
 
 @dataclass(frozen=True)
 class CifarPlan:
-    """How large the experiment is."""
+    """Size of the experiment."""
 
     depth: int = 10
     train: int = 50_000
     test: int = 10_000
 
     def pairs(self, flips: bool) -> int:
-        """Of K(training) and K(test, training), as they are or with mirror images."""
+        """Number of pairs in K(training) and K(test, training), doubled for mirror images."""
         n = self.train
         return (self.test * n + n * (n - 1) // 2) * (2 if flips else 1)
 
@@ -56,7 +56,7 @@ QUICK = CifarPlan(depth=5, train=60, test=30)
 
 
 def run(setting: Setting, plan: CifarPlan | None = None, data: Dataset | None = None) -> Results:
-    """Errors without and with flips; `data` is CIFAR-10 unless given."""
+    """Compute the errors without and with flips; `data` defaults to CIFAR-10."""
     plan = plan or (QUICK if setting.quick else FULL)
     data = data or setting.dataset(DATA)
     plan = CifarPlan(plan.depth, min(plan.train, len(data.X)), min(plan.test, len(data.X_test)))
@@ -93,7 +93,7 @@ def run(setting: Setting, plan: CifarPlan | None = None, data: Dataset | None = 
 
 
 def _matrices(kernel: Kernel, X: Any, X_test: Any, folder: Path | None) -> tuple[Any, Any]:
-    """K(training) and K(test, training)."""
+    """Compute K(training) and K(test, training)."""
     train, test = (None, None) if folder is None else (folder / "train", folder / "test")
     return gram(kernel, X, store=train)[:], gram(kernel, X_test, X, store=test)[:]
 
@@ -119,7 +119,7 @@ def _seconds(setting: Setting, plan: CifarPlan, data: Dataset, flips: bool) -> f
 
 
 def _tell_plan(setting: Setting, plan: CifarPlan, data: Dataset) -> None:
-    """Pairs, time, memory and disk before anything is computed; memory that is not there is refused now."""
+    """Print pairs, time, memory and disk before anything is computed; raise if the memory is not available."""
     pairs = plan.pairs(False) + plan.pairs(True)
     seconds = _seconds(setting, plan, data, False) + _seconds(setting, plan, data, True)
     need = 12 * plan.train**2  # the matrix in float32, and a copy in float64 that becomes the factor

@@ -1,4 +1,4 @@
-"""The command line of an experiment: the options of `cnngp reproduce`, and its kept pieces and page."""
+"""Command line of an experiment, with the options, kept pieces and page of `cnngp reproduce`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cnngp.cli.reproduce import run_experiments
 
 
 def commands(name: str, images: Sequence[str] = ("mnist", "paper")) -> Command:
-    """The command line of `experiments.NAME`, which needs the data set `images` (its name and split)."""
+    """Command line of `experiments.NAME`, which needs the data set `images` (its name and split)."""
 
     def experiment(asked: Asked) -> None:
         run_experiments([(f"experiments.{name}", ("python", "-m", f"experiments.{name}"))], asked, images)
@@ -20,5 +20,5 @@ def commands(name: str, images: Sequence[str] = ("mnist", "paper")) -> Command:
 
 
 def run(name: str, images: Sequence[str] = ("mnist", "paper")) -> None:
-    """Run the experiment with the options of the command line, and exit."""
+    """Run the experiment with the options on the command line, and exit."""
     main(commands=commands(name, images))

@@ -1,8 +1,8 @@
-"""The paper's ResNet as He et al. meant it: with average pooling, beside the one that Table 1 has.
+"""The paper's ResNet with the average pooling of He et al., beside the version without it in Table 1.
 
-The authors put a dense layer in the place of the global average pool, "because computing its output variance requires
-the off-diagonal elements", and expected pooling to close the gap to trained networks. Here the same network has its
-global pool, or a small pool of stride 1, before the dense layer.
+The authors replaced the global average pool by a dense layer, "because computing its output variance requires the
+off-diagonal elements", and expected pooling to close the gap to trained networks. Here the same network has its global
+pool, or a small pool of stride 1, before the dense layer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TITLE = "Table 1 with average pooling: the ResNet as it was meant"
 
 @dataclass(frozen=True)
 class PooledPlan:
-    """How large the experiment is."""
+    """Size of the experiment."""
 
     depth: int = 32
     pools: Sequence[int] = (2, 4)
@@ -33,7 +33,7 @@ class PooledPlan:
     test: int = 10_000
 
     def cases(self) -> tuple[table1.Case, ...]:
-        """Without a pool, with small ones, and with the global one; the first has published errors at full size."""
+        """Networks without a pool, with small pools, and with a global pool; the first has published errors."""
         validation, test = (0.68, 0.84) if self.depth == 32 and self.train == 50_000 else (None, None)
         name = f"ResNet-{self.depth} GP"
         network = zoo.resnet(self.depth)
@@ -51,7 +51,7 @@ QUICK = PooledPlan(depth=8, pools=(2, 4), train=300, validation=200, test=500)
 
 
 def run(setting: Setting, plan: PooledPlan | None = None, data: Dataset | None = None) -> Results:
-    """All rows; `data` needs a validation part and is MNIST unless given."""
+    """Compute all rows; `data` needs a validation part and defaults to MNIST."""
     plan = plan or (QUICK if setting.quick else FULL)
     images = SplitImages.of(data or setting.dataset("mnist", "paper"), plan.train, plan.validation, plan.test)
     cases = plan.cases()
@@ -67,7 +67,7 @@ def run(setting: Setting, plan: PooledPlan | None = None, data: Dataset | None =
 
 
 def _tell_plan(setting: Setting, cases: Sequence[table1.Case], images: SplitImages) -> None:
-    """Pairs, time and memory, before anything is computed; memory that is not there is refused now."""
+    """Print pairs, time and memory before anything is computed; raise if the memory is not available."""
     n = len(images.X)
     need = 12 * n * n  # the matrix in float32, and a copy in float64 that becomes the factor
     times = ", ".join(f"{case.label} {duration(table1.estimate(setting, case.network, images))}" for case in cases)

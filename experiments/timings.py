@@ -1,8 +1,8 @@
 """Timings: kernels and solve of each network, and the ResNet's whole run from the files to the two errors.
 
-The kernels' and solves' times are those of Table 1's pieces. The whole run is a process of its own with empty caches
-(`whole_run.py`), so that it is measured alike whatever was computed before; on a card once more with what the first
-one compiled.
+The times of kernels and solves come from the pieces of Table 1. The whole run is a separate process with an empty CUDA
+cache (`whole_run.py`), so that earlier computations do not affect it; on a GPU it is repeated with the compiled code of
+the first run.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from cnngp.paper.table1 import SplitImages
 TITLE = "Timings"
 EACH = "Each network: K(all), K(test, all), two exact fits"
 KERNELS, SOLVE = 13_200.0, 43.0
-"""Seconds that the paper reports for the ResNet: 3 h 40 min for the kernels on two P100s, 43 s for the solve on one."""
+"""Seconds published for the ResNet: 3 h 40 min for the kernels on two P100s, 43 s for the solve on one."""
 
 
 @dataclass(frozen=True)
 class TimingsPlan:
-    """How large the whole run is; the rest is Table 1's."""
+    """Size of the whole run; everything else is that of Table 1."""
 
     table1: table1.Table1Plan
     data: str = "mnist"
     depth: int = 32
-    """Of the ResNet."""
+    """Depth of the ResNet."""
 
 
 def run(setting: Setting, plan: TimingsPlan | None = None, data: Dataset | None = None) -> Results:
@@ -102,7 +102,7 @@ def _rows(name: str, values: dict[str, Any]) -> list[Any]:
 
 
 def _whole_run(setting: Setting, plan: TimingsPlan) -> dict[str, Any]:
-    """`whole_run.py` in a process of its own; on a card once with no compiled code kept, and once more with it."""
+    """Run `whole_run.py` in a separate process; on a GPU first without compiled code, and then again with it."""
     release(setting.actual_device)
     with tempfile.TemporaryDirectory() as cache:
         first = _process(setting, plan, cache)

@@ -1,6 +1,7 @@
-"""The paper's run from the files to the errors, timed: `python -m experiments.whole_run '{"data": "mnist", …}'`.
+"""Time the paper's run from the files to the errors: `python -m experiments.whole_run '{"data": "mnist", …}'`.
 
-Prints one line of JSON. All is in the time but Python's start: importing, reading, compiling, kernels, solve.
+Prints one line of JSON. The time includes everything except the start of Python: imports, reading, compiling, kernels,
+solve and predictions.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from contextlib import contextmanager
 from typing import Any
 
 _ROWS = 2048
-"""Rows of K(test, training) that are converted to float64 at a time."""
+"""Rows of K(test, training) converted to float64 at a time."""
 
 
 def whole_run(request: dict[str, Any]) -> dict[str, Any]:
-    """Errors in percent and seconds of each part; `request` as `timings.py` makes it."""
+    """Errors in percent and seconds of each part; `timings.py` makes the `request`."""
     timing: dict[str, float] = {}
 
     @contextmanager
@@ -72,7 +73,7 @@ def whole_run(request: dict[str, Any]) -> dict[str, Any]:
             means = [cross[name][rows].astype(np.float64) @ alpha for rows in blocks(len(labels), _ROWS)]
             wrong[name] = classes[to_numpy(xp.concatenate(means)).argmax(1)] != labels
     timing["whole"] = time.perf_counter() - began
-    with timed("leave_one_out"):  # beyond the paper, and not in the time of the whole
+    with timed("leave_one_out"):  # beyond the paper, so not part of the whole time
         left_out = to_numpy(Y - alpha / factor.inverse_diagonal()[:, None]).argmax(1)
     n = len(X)
     pairs = n * (n - 1) // 2 + n * sum(len(x) for x, _ in others.values())

@@ -1,8 +1,8 @@
-"""Derives the polynomials of kernel/engines/polynomials.py: `python tools/derive_polynomials.py` (needs mpmath).
+"""Derive the polynomials of kernel/engines/polynomials.py: `python tools/derive_polynomials.py` (needs mpmath).
 
-Each is the interpolant at Chebyshev points, within a factor of two of the best approximation, in 40 digits. The ReLU's
-g, which sits in the pair loop, is the best approximation for the error of R itself, u^1.5 |g − ĝ|, by Remez' algorithm,
-and so is the acos of the cards, for the error of θ, u^0.5 |h − ĥ|.
+Most are interpolants at Chebyshev points, within a factor of two of the best approximation, computed with 40 digits.
+The functions of ReLU and the acos on GPUs are minimax polynomials by Remez' algorithm: g, in the pair loop, for the
+error of R itself, u^1.5 |g − ĝ|, and h for the error of θ, u^0.5 |h − ĥ|.
 Prints the table and the error of each polynomial in exact arithmetic.
 """
 
@@ -54,7 +54,7 @@ def interpolate(f, a, b, degree):
 
 
 def best(f, weight, a, b, degree):
-    """Minimises max weight(x) |f(x) − polynomial(x)| on [a, b] by exchanging the extrema of the error."""
+    """Minimise max weight(x) |f(x) − polynomial(x)| on [a, b] by exchanging the extrema of the error."""
     n = degree + 2
     nodes = [(a + b) / 2 - (b - a) / 2 * mp.cos(mp.pi * i / (n - 1)) for i in range(n)]
     grid = [a + (b - a) * (1 - mp.cos(mp.pi * i / 3000)) / 2 for i in range(3001)]

@@ -1,8 +1,8 @@
-"""Docstrings as the reference wants them.
+"""Convert docstrings for the reference pages.
 
-They write a parameter as `name : what it is`, where numpydoc expects a type after the colon, and begin examples without
-a heading. Both are brought into numpydoc's form before griffe parses them. What they name becomes a link: a page of
-docs/ by its file, and what the reference describes by its name in backticks.
+The docstrings here write a parameter as `name : description`, where numpydoc expects a type after the colon, and have
+no heading for examples. Both are converted to numpydoc's form before griffe parses them. Names become links: the file
+of a page in docs/, and in backticks the name of an object that the reference describes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _EXAMPLE = re.compile(r"(?<=\n)\n(?=>>> )")
 
 
 def numpydoc(text: str) -> str:
-    """The same docstring in numpydoc's form.
+    """Convert a docstring to numpydoc's form.
 
     >>> numpydoc("Adds.\\n\\nParameters\\n----------\\na : a number,\\n    any\\n\\n>>> 1 + 1\\n2").splitlines()[4:]
     ['a', '    a number, any', '', 'Examples', '--------', '>>> 1 + 1', '2']
@@ -28,7 +28,7 @@ def numpydoc(text: str) -> str:
 
     def entry(found: re.Match[str]) -> str:
         words = " ".join(line.strip() for line in found[2].splitlines())
-        return "\n".join(f"{name}\n    {words}" for name in found[1].split(", "))  # each has a type of its own
+        return "\n".join(f"{name}\n    {words}" for name in found[1].split(", "))  # one entry for each name
 
     def section(found: re.Match[str]) -> str:
         return f"{found[1]}\n{'-' * len(found[1])}\n{_ENTRY.sub(entry, found[2])}"
@@ -43,7 +43,7 @@ _REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 
 @functools.cache
 def described() -> dict[str, str]:
-    """Full names of what the pages of the reference describe, also by their last part."""
+    """Full names of the objects on the reference pages, by full name and by last part."""
     names = [
         n for page in _REFERENCE.glob("*.md") for n in re.findall(r"^::: ([\w.]+)$", page.read_text(), re.MULTILINE)
     ]
@@ -51,7 +51,7 @@ def described() -> dict[str, str]:
 
 
 def linked(text: str, own: str = "", names: dict[str, str] | None = None) -> str:
-    """A docstring with links, but not to the object itself, and not in examples.
+    """Add links to a docstring, except to the object itself and in examples.
 
     >>> linked("As in `Kernel`; see docs/ntk.md.\\n\\n>>> Kernel", names={"Kernel": "cnngp.Kernel"}).splitlines()[0]
     'As in [`Kernel`][cnngp.Kernel]; see [the page on this](../ntk.md).'
@@ -67,7 +67,7 @@ def linked(text: str, own: str = "", names: dict[str, str] | None = None) -> str
 
 
 class Docstrings(griffe.Extension):
-    """Applies `numpydoc` and `linked` to everything that griffe has loaded."""
+    """Griffe extension that applies `numpydoc` and `linked` to every loaded object."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring is not None:

@@ -1,4 +1,4 @@
-"""Hooks for MkDocs: formulas become MathML, notebooks pages, and three pages are those of the repository's root."""
+"""MkDocs hooks: formulas become MathML, notebooks become pages, and three pages come from the repository's root."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from latex2mathml.converter import convert
 from mkdocs.structure.files import File
 
 _FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
-# These are read in the repository too, where links into the docs have the folder in front.
+# These files are also read in the repository, where links to pages begin with docs/.
 _AT_THE_ROOT = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 
 
 def on_files(files: Any, config: Any, **_: Any) -> Any:
-    """A page beside each notebook, with its pictures."""
+    """Add a page with its pictures for each notebook."""
     for notebook in [file for file in files if file.src_uri.endswith(".ipynb")]:
         stem = notebook.src_uri.removesuffix(".ipynb")
         page, pictures = page_of(json.loads(Path(notebook.abs_src_path).read_text(encoding="utf-8")), Path(stem).name)
@@ -29,7 +29,7 @@ def on_files(files: Any, config: Any, **_: Any) -> Any:
 
 
 def page_of(notebook: dict[str, Any], name: str) -> tuple[str, dict[str, bytes]]:
-    """The Markdown of a notebook with what its cells print, and the pictures that it names."""
+    """Return a notebook with its printed output as Markdown, and the pictures that this refers to."""
     parts, pictures = [], {}
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
@@ -52,17 +52,17 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
         markdown = file.read_text(encoding="utf-8").replace("](docs/", "](")
         for name, shown in _AT_THE_ROOT.items():
             markdown = markdown.replace(f"]({shown})", f"]({name})")
-    # In the repository a link leads to the notebook, on the site to its page.
+    # A link leads to the notebook in the repository, and to its page on the site.
     return re.sub(r"(\]\([^)\s]+)\.ipynb\)", r"\1.md)", markdown)
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Static MathML, which every browser draws: no script, no fonts, no network."""
+    """Replace formulas by static MathML, which browsers render without scripts, fonts or network."""
 
     def formula(match: re.Match[str]) -> str:
         display = "block" if match[2] == "[" else "inline"
         text = convert(html.unescape(match[3]).strip(), display=display)
-        # A prime is a character of its own height already; raised once more, it would fly off.
+        # The prime character is raised already; a superscript would raise it twice.
         return re.sub(r"<msup>(<mi>\w</mi>)<mi>&#x02032;</mi></msup>", r"<mrow>\1<mo>&#x02032;</mo></mrow>", text)
 
     return _FORMULA.sub(formula, content)

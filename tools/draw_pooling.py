@@ -1,7 +1,7 @@
-"""Draws the pictures of docs/pooling.md: python tools/draw_pooling.py
+"""Draw the pictures of docs/pooling.md: python tools/draw_pooling.py
 
-docs/pictures/sheets.svg: which displacements between two locations each layer of a small network has to carry.
-docs/pictures/shifts.svg: how all displacements of an axis fill as many cyclic shifts as it has places.
+docs/pictures/sheets.svg: the displacements between two locations that each layer of a small network needs.
+docs/pictures/shifts.svg: how all displacements along an axis pack into as many cyclic shifts as it has locations.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PLACES = 8
 
 
 def panel(left: int, title: str, wanted: frozenset[tuple[int, ...]]) -> list[str]:
-    """A square of displacements from −4 to 4 along both axes; those that are carried are blue."""
+    """A square of displacements from −4 to 4 along both axes; the needed ones are blue."""
     drawn = [f'<text x="{left}" y="20" font-size="13">{title}</text>']
     for dy in range(-REACH, REACH + 1):
         for dx in range(-REACH, REACH + 1):
@@ -29,7 +29,7 @@ def panel(left: int, title: str, wanted: frozenset[tuple[int, ...]]) -> list[str
 
 
 def sheets() -> list[str]:
-    """The displacements of each layer, side by side."""
+    """Panels with the displacements of each layer, side by side."""
     layers = [here for here in placed(NETWORK, SIZE).walk() if isinstance(here.layer, Conv | AvgPool)]
     shown, left = [], 10
     for here in layers:
@@ -40,9 +40,9 @@ def sheets() -> list[str]:
 
 
 def shifts() -> list[str]:
-    """A row for each cyclic shift s of an axis of eight places: place p of x beside place (p + s) mod 8 of z.
+    """A row for each cyclic shift s of an axis of eight locations: p in x is paired with (p + s) mod 8 in z.
 
-    Blue places belong to the displacement s, orange ones to s − 8; the wall between them is what no sum crosses.
+    Blue locations belong to displacement s, orange ones to s − 8; no sum crosses the wall between them.
     """
     wide, high, left, top = 40, 24, 90, 46
     shown = [f'<text x="{left}" y="18" font-size="13">place p of x, and the place of z that is read with it</text>']

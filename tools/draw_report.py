@@ -1,6 +1,6 @@
-"""Draws docs/pictures/report.png, the report of the README's first command: python tools/draw_report.py
+"""Draw docs/pictures/report.png, the report of the README's first command: python tools/draw_report.py
 
-Needs Chromium. The lines of the run that the README shows are brought up to date with it.
+Needs Chromium. Also updates the lines of the run that the README shows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
         with Image.open(io.BytesIO(shot.read_bytes())) as image:
             image.convert("RGB").quantize(COLOURS).save(PICTURE, optimize=True)
     told = {line.split(" ")[0]: _cut(line) for line in said.splitlines() if line.split(" ")[0] in TOLD}
-    # A line of the run has its name in a column of its own, as no sentence has.
+    # A line of the run is recognised by the two or more spaces after its name, which sentences do not have.
     lines = README.read_text(encoding="utf-8").split("\n")
     shown = [told.get(line.split("  ")[0], line) if "  " in line else line for line in lines]
     README.write_text("\n".join(shown), encoding="utf-8")

@@ -1,16 +1,16 @@
-"""Digests of what a change must not move: the CPU engine's bits, and the CUDA text of the hot paths.
+"""Check that a change leaves results identical: digests of the CPU engine's bits and of the CUDA text of hot paths.
 
     python tools/freeze.py write before.json           # draw networks, and record their results
-    python tools/freeze.py compare before.json         # compute the same again, and say what differs
+    python tools/freeze.py compare before.json         # compute the same again, and report differences
 
-`write` draws networks from the generator of the tests (every layer, pools, one to three dimensions) and records them
-with their digests, so `compare` recomputes the same networks whatever the generator draws by then. Each has kernels of
-both kinds in float32 or float64 and, where it has gradients, those by parameters and by images. `--quick` takes a tenth
-of them. Both run the package that Python imports; `PYTHONPATH=…/src` chooses another tree. Bits depend on the
-processor's vectors and on the compiler, so both runs belong on one machine.
+`write` draws networks from the tests' generator (every layer, pools, one to three dimensions) and records them with
+their digests, so that `compare` recomputes the same networks even if the generator has changed. For each it computes
+kernels of both kinds in float32 or float64 and, if it has gradients, those by parameters and by images. `--quick` takes
+a tenth of them. Both commands use the package that Python imports; `PYTHONPATH=…/src` chooses another tree. The bits
+depend on the processor's vector instructions and on the compiler, so both runs belong on one machine.
 
-Of CUDA text each function has a digest of its own, without comments and blanks: a formula may be written anew while the
-loops around it stay. `--texts FOLDER` leaves the texts themselves, for `diff -r`.
+Each function of the CUDA text has its own digest, without comments and whitespace, so that one formula may change while
+the loops around it stay. `--texts FOLDER` writes the texts themselves, for `diff -r`.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ def _arguments() -> argparse.Namespace:
 
 
 def cases(count: int) -> Iterator[dict[str, Any]]:
-    """Networks as JSON, with the shape of their images and the precision: those of benchmarks, then drawn ones."""
+    """Networks as JSON, with the shape of their images and the precision: known networks first, then drawn ones."""
     for name, net, shape in _known():
         for dtype in ("float32", "float64"):
             yield {"name": f"{name}, {dtype}", "network": net.to_json(), "shape": shape, "dtype": dtype}
-    # Nonlinearities of the ReLU's kind come most often: they alone have code of their own for whole maps.
+    # Nonlinearities like ReLU come most often: only they have separate code for whole maps.
     few = (*generator.SMOOTH, Step(), Elementwise("tanh"))
     for i in range(count):
         rng = np.random.default_rng([32, i])
@@ -114,7 +114,7 @@ def _known() -> Iterator[tuple[str, Network, tuple[int, ...]]]:
 
 
 def record(case: dict[str, Any], texts: Path | None) -> dict[str, Any]:
-    """The case with its digests."""
+    """Return the case with its digests."""
     net, shape, dtype = from_json(case["network"]), tuple(case["shape"]), case["dtype"]
     rng = np.random.default_rng(7)
     X, Z = (_images(rng, n, shape) for n in (IMAGES, OTHERS))
@@ -141,7 +141,7 @@ def record(case: dict[str, Any], texts: Path | None) -> dict[str, Any]:
         for kind in kinds:
             source = generate(lower(net, shape, kind), dtype)
             if source.path in HOT:
-                for name, part in functions(source.body):  # one name may stand in two namespaces
+                for name, part in functions(source.body):  # one name may occur in two namespaces
                     key = f"CUDA {kind}: {name}"
                     found[key] = " ".join([*found.get(key, "").split(), _of_text(part)])
                 if texts is not None:
@@ -151,7 +151,7 @@ def record(case: dict[str, Any], texts: Path | None) -> dict[str, Any]:
 
 
 def compared(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
-    """A line for each digest that is not the same."""
+    """Yield a line for each digest that differs."""
     before, after = old["digests"], new["digests"]
     for name in sorted(before.keys() | after.keys()):
         if not set(before.get(name, "new").split()) <= set(after.get(name, "").split()):
@@ -160,7 +160,7 @@ def compared(old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
 
 
 def functions(text: str) -> Iterator[tuple[str, str]]:
-    """The functions and kernels of a CUDA text, each with its name; what stands between them belongs to none."""
+    """Yield the name and text of each function and kernel in a CUDA text, without the text between them."""
     for part in re.split(r"^(?=(?:extern \"C\" )?__(?:device|global)__)", text, flags=re.M)[1:]:
         code = re.sub(r"//[^\n]*", "", part[: part.find("\n}\n") % (len(part) + 1)])
         name = re.search(r"(\w+)\s*[(\[=]", re.sub(r"__launch_bounds__\([^)]*\)", "", code))
@@ -168,7 +168,7 @@ def functions(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _images(rng: np.random.Generator, n: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Images with blank regions, the last of them blank all over: zero variances have ways of their own."""
+    """Images with blank regions, and a last one that is all blank: zero variances take special code paths."""
     X = rng.normal(size=(n, *shape)).astype(np.float32)
     X[rng.random((n, 1, *shape[1:])).repeat(shape[0], axis=1) < 0.3] = 0.0
     X[-1] = 0.0

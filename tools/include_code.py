@@ -1,7 +1,7 @@
-"""Puts the parts of programs that pages show into these pages: `python tools/include_code.py`.
+"""Update the code on pages that show parts of programs: `python tools/include_code.py`.
 
-A page names a part in a comment right before its code block, `<!-- examples/sets.py: fit -->`, and the program
-has it between `# region fit` and `# endregion`. The tests run the programs, and fail if a page shows other code.
+A page names a part in a comment right before its code block, `<!-- examples/sets.py: fit -->`; in the program it is
+between `# region fit` and `# endregion`. The tests run the programs, and fail if a page shows different code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BLOCK = re.compile(r"(<!-- (\S+\.py): (\w+) -->\n)```python\n.*?```\n", re.DOTA
 
 
 def part(program: str, name: str) -> str:
-    """The lines of a region, without the indentation that they share."""
+    """Return the lines of a region, without their common indentation."""
     text = (ROOT / program).read_text(encoding="utf-8")
     found = re.findall(rf"^ *# region {name}\n(.*?)^ *# endregion\n", text, re.DOTALL | re.MULTILINE)
     if len(found) != 1:
@@ -24,12 +24,12 @@ def part(program: str, name: str) -> str:
 
 
 def with_code(page: str) -> str:
-    """A page with the parts that it names as they are in the programs now."""
+    """Return the page with the current text of the parts that it names."""
     return _BLOCK.sub(lambda block: f"{block[1]}```python\n{part(block[2], block[3])}```\n", page)
 
 
 def pages() -> list[Path]:
-    """Those that show parts of programs."""
+    """Pages that show parts of programs."""
     found = sorted((ROOT / "docs").rglob("*.md"))
     return [page for page in found if _BLOCK.search(page.read_text(encoding="utf-8"))]
 

@@ -1,11 +1,11 @@
-"""Deliberate bugs, drawn at random, one at a time, in a scratch copy: do the tests notice? `python tools/mutations.py`.
+"""Mutation testing: random bugs, one at a time in a scratch copy, to see if the tests notice them.
 
-    python tools/mutations.py --draw 60 --seed 1          # anywhere in the package, with the tests of the same room
-    python tools/mutations.py --draw 20 --room gp --whole  # in one room, with the whole default suite
+    python tools/mutations.py --draw 60 --seed 1          # anywhere in the package, with the tests of the same folder
+    python tools/mutations.py --draw 20 --room gp --whole  # in one folder, with the whole default suite
 
-A bug is one operator, comparison, sign, constant or index that becomes another. Every place in the package is as likely
-as every other. Prints one line for each bug and a table. Some bugs change nothing that anybody could see (a tile's
-size, the order of two messages): those that were not noticed are a list to read, not a verdict.
+A bug changes one operator, comparison, logical operator, sign or constant. All places in the package are equally
+likely. Prints one line for each bug and a table. Some bugs have no visible effect (a tile's size, the order of two
+messages), so the bugs that were not noticed need to be read one by one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _COMPARISONS = {
 
 @dataclass(frozen=True)
 class Bug:
-    """The characters `start` to `end` of a file, which become `new`."""
+    """A mutation: characters `start` to `end` of a file become `new`."""
 
     file: str
     line: int
@@ -73,7 +73,7 @@ class Bug:
 
 
 class _Places:
-    """Every bug that one file could have."""
+    """All possible bugs of one file."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.relative_to(PACKAGE).as_posix()
@@ -83,7 +83,7 @@ class _Places:
         self._starts = [sum(map(len, lines[:i])) for i in range(len(lines))]
 
     def _at(self, line: int, column: int) -> int:
-        """The character at a place of the syntax tree, whose columns count bytes."""
+        """Character offset of a position in the syntax tree, whose columns count bytes."""
         return self._starts[line - 1] + len(self._bytes[line - 1][:column].decode())
 
     def _bug(self, kind: str, node: ast.expr, start: int, end: int, new: str) -> Bug:
@@ -121,7 +121,7 @@ class _Places:
 
 
 def drawn(number: int, seed: int, room: str) -> list[Bug]:
-    """So many bugs anywhere in the package, or in one room."""
+    """Draw `number` bugs from the package, or from one folder of it."""
     files = sorted(path for path in (PACKAGE / room).rglob("*.py"))
     every = [bug for path in files for bug in _Places(path).bugs()]
     return random.Random(seed).sample(every, min(number, len(every)))
@@ -137,7 +137,7 @@ def copied(folder: Path) -> Path:
 
 
 def noticed(place: Path, bug: Bug, tests: list[str], seconds: float) -> str:
-    """Whether the tests notice. A run that has to be stopped has noticed too: without the bug it ends in time."""
+    """Outcome of the tests with a bug. A run that exceeds the time limit counts as noticed, as one without it ends."""
     path = place / "src" / "cnngp" / bug.file
     text = path.read_text(encoding="utf-8")
     path.write_text(text[: bug.start] + bug.new + text[bug.end :], encoding="utf-8")
@@ -149,7 +149,7 @@ def noticed(place: Path, bug: Bug, tests: list[str], seconds: float) -> str:
 
 
 def run_tests(place: Path, arguments: list[str], seconds: float) -> int | None:
-    """pytest's exit code, None where it had to be stopped: in a fork, which has all that is slow to import."""
+    """Run pytest in a fork, which has the slow imports already; return its exit code, None if it was killed."""
     child = os.fork()
     if not child:
         _in_child(place, arguments)
@@ -165,7 +165,7 @@ def run_tests(place: Path, arguments: list[str], seconds: float) -> int | None:
 
 
 def _in_child(place: Path, arguments: list[str]) -> NoReturn:
-    """Never comes back: what the parent has open is the parent's to clean up."""
+    """Run pytest in the forked child; never returns, so that only the parent cleans up its open files."""
     code = 3
     try:
         os.setsid()
@@ -185,7 +185,7 @@ def _in_child(place: Path, arguments: list[str]) -> NoReturn:
 
 
 def tests_of(room: str, whole: bool) -> list[str]:
-    """The folder of tests that mirrors a room, or all."""
+    """The folder of tests that mirrors a folder of the package, or all tests."""
     mirrored = f"tests/{room}"
     return [mirrored] if not whole and (ROOT / mirrored).is_dir() else ["tests"]
 

@@ -1,8 +1,8 @@
-"""Writes the numbers of tests/network/test_reference.py: pooled kernels by neural-tangents 0.6.5, in float64.
+"""Print the numbers of tests/network/test_reference.py: pooled kernels by neural-tangents 0.6.5, in float64.
 
-    python tools/pooled_by_neural_tangents.py        # needs neural-tangents==0.6.5 jax==0.5.3, nothing of cnngp
+    python tools/pooled_by_neural_tangents.py        # needs neural-tangents==0.6.5 jax==0.5.3, but not cnngp
 
-The images come from a formula, so that no generator of random numbers has to agree.
+The images come from a formula, so that both programs have the same ones without a random number generator.
 """
 
 import json
@@ -16,7 +16,7 @@ from neural_tangents import stax  # noqa: E402
 
 
 def images(channels: int, height: int, width: int) -> np.ndarray:
-    """(3, height, width, channels): waves of three frequencies. The test has the same, with channels first."""
+    """Images (3, height, width, channels): waves of three frequencies. The test has the same, channels first."""
     n, c, i, j = np.ogrid[:3, :channels, :height, :width]
     return np.moveaxis(np.sin(1.0 + n + (0.7 + 0.3 * n) * i + (1.1 - 0.2 * n) * j * (c + 1)), 1, -1)
 

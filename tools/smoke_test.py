@@ -1,4 +1,4 @@
-"""Does an installed cnngp work? `make dist` runs this in a fresh environment, away from the sources."""
+"""Smoke test of an installed cnngp: `make dist` runs it in a fresh environment, away from the sources."""
 
 import json
 import subprocess

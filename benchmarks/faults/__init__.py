@@ -1,1 +1,1 @@
-"""Faults at random, until the time is up: what was done, and what came of it."""
+"""Fault injection: random faults until a time limit, and their outcomes."""

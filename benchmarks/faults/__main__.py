@@ -1,12 +1,12 @@
-"""A campaign of faults: `python -m benchmarks.faults --minutes 30`.
+"""A fault-injection campaign: `python -m benchmarks.faults --minutes 30`.
 
     python -m benchmarks.faults --minutes 30 --seed 7
     python -m benchmarks.faults --minutes 5 --only store
 
-Kills, flipped bits, moved and lost files, links, full disks, dying and frozen workers, crafted files, and generated
-networks against the reference, at random, each kind for the same time, until the time is up. Prints a table of what was
-done and what came of it, and ends with an error where anything was wrong: a number that is not the right one, an error
-that is not one line, a file that was touched. docs/reliability.md has the promises that it tests.
+Random faults until the time is up, each kind for the same time: kills, flipped bits, moved and lost files, links, full
+disks, dying and frozen workers, crafted files, and generated networks against the reference. Prints a table of faults
+and outcomes, and exits with an error if anything went wrong: an incorrect number, an error message of more than one
+line, or a foreign file changed. docs/reliability.md has the promises that it tests.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .victim import Victim
 
 
 def kinds(folder: Path, stack: contextlib.ExitStack) -> dict[type[Trial], Callable[[], Trial]]:
-    """What makes a trial of each kind; only those that are asked for are made, and what they share is made once."""
+    """Factories of the trials of each kind; shared parts, such as finished stores, are made once when first needed."""
 
     @functools.cache
     def stores() -> Stores:
@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="kinds of faults whose description holds this text")
     parser.add_argument("--json", action="store_true", help="a last line for machines")
     asked = parser.parse_args()
-    logging.getLogger("cnngp").setLevel(logging.CRITICAL)  # warnings of damage are what a campaign is made of
+    logging.getLogger("cnngp").setLevel(logging.CRITICAL)  # warnings about damage are expected here
     with tempfile.TemporaryDirectory(prefix="cnngp-faults-") as place, contextlib.ExitStack() as stack:
         chosen = [make() for kind, make in kinds(Path(place), stack).items() if asked.only in kind.name]
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""What the trials of a campaign share: how a result is judged, and the table."""
+"""Common parts of a campaign's trials: checks of a result, the main loop, and the table."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from cnngp.gp.checks import MatrixError
 from cnngp.kernel.engines.base import RangeError
 from cnngp.network.layers import NetworkError
 
-# Errors that people are shown: what else comes out of a fault is a fault of ours.
+# Errors meant for users: any other exception after a fault is a bug of this package.
 OURS = (StoreError, ModelFileError, ClusterError, MatrixError, DataError, NetworkError, RangeError)
 SAME, FOUND, REFUSED = "as if nothing had happened", "damage found and made good", "one line"
 
 
 class Wrong(AssertionError):
-    """A number that is not what it should be, a raw error, or a file that was touched."""
+    """Raised for an incorrect number, an error not meant for users, or a foreign file changed."""
 
 
 class Trial(Protocol):
-    """One kind of fault. `name` is for the table; each call does one at random in an empty folder."""
+    """One kind of fault. `name` is for the table; each call injects one random fault in an empty folder."""
 
     name: str
     promise: str
@@ -39,7 +39,7 @@ class Trial(Protocol):
 
 
 def refused(call: Callable[[], Any], *more: type[BaseException]) -> Any | None:
-    """What `call` gives; None where it refuses in one line."""
+    """Return `call()`, or None if it raises an error for users, which must have one line."""
     try:
         return call()
     except (*OURS, *more) as error:
@@ -55,7 +55,7 @@ def expect(right: bool, what: str) -> None:
 
 @dataclass
 class Row:
-    """What became of one kind of fault."""
+    """Outcomes of one kind of fault."""
 
     trial: Trial
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -64,7 +64,7 @@ class Row:
 
 
 def campaign(trials: list[Trial], minutes: float, seed: int, say: Callable[[str], None]) -> list[Row]:
-    """Each kind in turn, and those that are quick more often, until the time is up."""
+    """Run trials until the time is up, giving each kind the same total time."""
     rows = [Row(trial) for trial in trials]
     until = time.monotonic() + 60 * minutes
     while time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""Workers that die or freeze while they compute a matrix."""
+"""Dask workers that die or freeze while they compute a matrix."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Workers:
     def __init__(self) -> None:
         from cnngp.matrix.cluster import cluster
 
-        cluster.SILENT_SECONDS = 4.0  # no need to wait as long as people would
+        cluster.SILENT_SECONDS = 4.0  # shorter than the default, to save time
         self._open()
         self.kernel = Kernel(zoo.small_cnn(), device="cpu", threads=1)
         self.X = np.random.default_rng(0).random((150, 1, 8, 8), dtype=np.float32)
@@ -43,7 +43,7 @@ class Workers:
     def __call__(self, rng: random.Random, folder: Path) -> str:
         try:
             self.client.wait_for_workers(2, timeout=60)
-        except TimeoutError:  # one that was killed while it started is not started again
+        except TimeoutError:  # a worker killed during its start is not restarted
             self.close()
             self._open()
             self.client.wait_for_workers(2, timeout=300)
@@ -65,7 +65,7 @@ class Workers:
             done.set()
             thread.join()
             if how == signal.SIGSTOP and harmed:
-                with contextlib.suppress(ProcessLookupError):  # Dask restarts one that stays frozen
+                with contextlib.suppress(ProcessLookupError):  # Dask replaces a worker that stays frozen
                     os.kill(pid, signal.SIGCONT)
                 time.sleep(0.5)
         expect(bool((K[:] == self.wanted).all()), "a wrong matrix of a cluster")

@@ -1,4 +1,4 @@
-"""Models and studies that were altered, by accident or on purpose."""
+"""Model files altered by accident or on purpose."""
 
 from __future__ import annotations
 

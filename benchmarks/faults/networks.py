@@ -1,4 +1,4 @@
-"""Generated networks: the CPU engine against the float64 reference, in any tiles."""
+"""Generated networks: the CPU engine against the float64 reference, with random tile sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .campaign import REFUSED, SAME, expect, refused
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from helpers import generator
 
-# max|K − R| / max|R| for networks of ReLU, LeakyReLU and Abs: the tolerances of the tests.
+# Bounds on max|K − R| / max|R| for networks of ReLU, LeakyReLU and Abs, as in the tests.
 TOLERANCES = {"float32": 1e-6, "float64": 1e-12}
 
 

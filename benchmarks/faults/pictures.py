@@ -1,4 +1,4 @@
-"""Image files that lie, names of any bytes, and several who write one file of decisions."""
+"""Faults in image files, file names of arbitrary bytes, and several writers of one file of decisions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Pictures:
             os.mkfifo(path)
         began = time.monotonic()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Pillow, about what it reads all the same
+            warnings.simplefilter("ignore")  # from Pillow, about files that it reads nevertheless
             found = refused(lambda: read_image(path, (3, 16, 16)), DatasetError)
         expect(time.monotonic() - began < _SECONDS, "it took too long")
         expect(found is None or (found.shape == (3, 16, 16) and found.dtype == np.uint8), "not an image")
@@ -61,7 +61,7 @@ class Pictures:
         return head + b"(made) (w) file closefile showpage\n%%EOF\n" + data[: rng.randrange(len(data))]
 
     def _header(self, rng: random.Random, data: bytes) -> bytes:
-        """A PNG of any size that holds a few rows."""
+        """A PNG with an arbitrary size in its header and only a few rows of data."""
 
         def chunk(name: bytes, content: bytes) -> bytes:
             return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))

@@ -1,4 +1,4 @@
-"""Searches that are killed and run again."""
+"""Searches killed and run again."""
 
 from __future__ import annotations
 

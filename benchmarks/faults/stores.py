@@ -1,4 +1,4 @@
-"""What kills, disks and people do to a store."""
+"""Faults in stores: killed processes, full disks, and files changed by people."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def matrix(place: Path, kind: str, **options: Any) -> Any:
 
 
 def check_all_uses(place: Path, kind: str) -> str:
-    """Whoever reads a store in which something was altered gets the right numbers or one line; gram makes it good."""
+    """Check that reading an altered store gives correct numbers or a one-line error, and that gram repairs it."""
     before = {p: p.read_bytes() for p in place.rglob("*") if p.is_file()}
     read = refused(lambda: GramStore(place, read_only=True).array()[:])
     expect(read is None or bool((read == WANTED[kind]).all()), "a wrong number was read")
@@ -53,7 +53,7 @@ def check_all_uses(place: Path, kind: str) -> str:
 
 
 class Stores:
-    """Finished stores, of which every trial damages a copy."""
+    """Finished stores; every trial damages a copy of one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -225,7 +225,7 @@ class Replaced:
 
 
 class FullDisk(zarr.storage.LocalStore):
-    """A disk with room for so many bytes."""
+    """A store on a disk with room for `room` more bytes."""
 
     room = 0
 

@@ -1,7 +1,7 @@
-"""A process that starts work and kills it: `python -m benchmarks.faults.victim`, one order a line, one answer a line.
+"""A process that starts jobs and kills them: `python -m benchmarks.faults.victim`, one order and one answer per line.
 
-Everything is imported once, and every piece of work is a fork of this process, so that an attempt takes milliseconds.
-This process stays on one thread: threads do not survive a fork.
+Everything is imported once, and every job runs in a fork of this process, so that an attempt takes milliseconds. The
+process itself uses one thread, because threads do not survive a fork.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def serve() -> None:
 
 
 class Victim:
-    """The process, seen from the campaign."""
+    """Client of the process, used by the campaign."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "benchmarks.faults.victim"]
@@ -90,7 +90,7 @@ class Victim:
         return self.process.stdout.readline()
 
     def kill_one(self, what: str, store: str, images: int, seconds: float, processes: int = 1) -> list[int]:
-        """Start so many processes on it and kill the first after `seconds`; their exit codes, −9 where killed."""
+        """Start `processes` for a job and kill the first after `seconds`; return their exit codes, −9 if killed."""
         order = {"what": what, "store": store, "images": images, "seconds": seconds, "processes": processes}
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(order) + "\n")

@@ -1,7 +1,6 @@
-"""Every row of Table 1, run here: the systems that the paper quotes, on its split, beside its own kernels.
+"""Every row of Table 1 computed here: the systems that the paper quotes, on its split, beside its own kernels.
 
-`python -m experiments.rivals`. Each row is a piece that is kept. The rows that are trained need PyTorch, the deep
-kernel GPyTorch as well.
+`python -m experiments.rivals`. Each row is a kept piece. Needs PyTorch and GPyTorch.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ TITLE = "Table 1: every row, run here"
 
 @dataclass(frozen=True)
 class Trained:
-    """How a rival is made and trained: arguments of its class, and of `Recipe`."""
+    """Configuration of a trained rival: arguments of its class, and of `Recipe`."""
 
     model: Mapping[str, Any]
     recipe: Mapping[str, Any]
@@ -33,7 +32,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class RivalsPlan:
-    """How large each row is; `train` images in all, of which the dearer kernels take fewer."""
+    """Size of each row; `train` is the number of training images, of which the expensive kernels take fewer."""
 
     train: int = 50_000
     validation: int = 10_000
@@ -47,11 +46,11 @@ class RivalsPlan:
         {"inducing": 384, "below": ((10, 5, 2),)}, {"epochs": 6, "batch": 128, "rate": 1e-2}
     )
     inducing_points: int = 128
-    """Of the deep kernel."""
+    """Number of inducing points of the deep kernel."""
     convolutional: tuple[Convolutional, ...] = (Convolutional(),)
     convolutional_train: tuple[int, ...] = (3_000,)
     convolutional_parts: tuple[int, ...] = (2_000, 10_000)
-    """Images of validation and of test that they predict."""
+    """Numbers of validation and test images that they predict."""
     chosen_on: int = 1_000
 
 
@@ -74,12 +73,12 @@ QUICK = RivalsPlan(
     chosen_on=100,
 )
 
-# About what a row takes at full size on one H200, and quick on two cores, in seconds.
+# Approximate seconds of a row at full size on one H200, and of the quick version on two cores.
 _SECONDS = {"cuda": 70.0, "cpu": 60.0}
 
 
 def run(setting: Setting, plan: RivalsPlan | None = None, data: Dataset | None = None) -> Results:
-    """All rows; `data` needs a validation part and is MNIST unless given."""
+    """Compute all rows; `data` needs a validation part and defaults to MNIST."""
     need_torch("experiments.rivals")
     need_gpytorch("experiments.rivals")
     plan = plan or (QUICK if setting.quick else FULL)
@@ -183,7 +182,7 @@ def _convolutional_rows(setting: Setting, plan: RivalsPlan, data: Dataset) -> li
     return found
 
 
-# Exact GPs of other experiments, by the file that has them: they stand beside the rivals where they were run.
+# Exact GPs of other experiments, by the file with their results: they are shown beside the rivals if they were run.
 _OWN = (("ConvNet GP", "table1"), ("Residual CNN GP", "table1"), ("ResNet GP", "table1"), ("pooled CNN GP", "beyond"))
 
 
@@ -210,7 +209,7 @@ def _own_rows(setting: Setting, table: str) -> list[Row]:
 
 
 def _line(setting: Setting, experiment: str, name: str) -> tuple[dict[str, Row] | None, str]:
-    """The rows of a result in the first table of an experiment of the same size, by quantity, and its command."""
+    """Rows, by quantity, of a result in the first table of an experiment of the same size, and its command."""
     path = setting.out / f"{experiment}.json"
     if not path.exists() or (doc := read(path))["quick"] != setting.quick:
         return None, ""
@@ -237,7 +236,7 @@ def _rows(table: str, name: str, values: dict[str, Any], published: float | None
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
-    """Test errors, ours beside the published ones."""
+    """Draw the test errors, ours beside the published ones."""
     rows = [r for r in results["rows"] if r["quantity"] == "test error"]
     figure, axes = new_figure(7.2, 0.42 * len(rows) + 1.1)
     for i, r in enumerate(rows):

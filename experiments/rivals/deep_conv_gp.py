@@ -1,8 +1,8 @@
-"""Convolutional GPs with inducing patches, one or several on top of each other, trained by the variational bound.
+"""Convolutional GPs with inducing patches, with one or several layers, trained by the variational bound.
 
-One layer is van der Wilk et al. (2017) with weighted patches, f(x) = Σ_p w_p g(patch_p). Below it may stand layers that
-map every patch to new channels: with one, this is the deep convolutional GP of Kumar et al. (2018), whose bound is
-estimated by samples of the layer below (doubly stochastic). q is whitened: u = L v with L Lᵀ = K_ZZ, v ~ N(m, R Rᵀ).
+One layer is van der Wilk et al. (2017) with weighted patches, f(x) = Σ_p w_p g(patch_p). Further layers below it map
+every patch to new channels: with one of them, this is the deep convolutional GP of Kumar et al. (2018), whose bound is
+estimated by samples of the lower layer (doubly stochastic). q is whitened: u = L v with L Lᵀ = K_ZZ, v ~ N(m, R Rᵀ).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch.nn import functional as F
 from .training import sampled_softmax
 
 _JITTER = 1e-4
-"""Of the kernel's variance, on the diagonal of K_ZZ."""
+"""Jitter on the diagonal of K_ZZ, in units of the kernel's variance."""
 _SAMPLES = 4
-"""Of the layers below, for a prediction; for each of them as many of the last functions as below."""
+"""Samples of the lower layers for a prediction; each has `_OF_FUNCTIONS` samples of the last functions."""
 _OF_FUNCTIONS = 32
 
 
 class _PatchGP(nn.Module):  # type: ignore[misc]
-    """Functions of patches with one RBF kernel, through inducing patches Z, (M, numbers in a patch)."""
+    """Sparse GP on patches: functions with one RBF kernel and inducing patches Z, (M, numbers in a patch)."""
 
     def __init__(self, Z: Any, outputs: int, spread: float) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class _PatchGP(nn.Module):  # type: ignore[misc]
         self.packed = nn.Parameter((spread * (rows == columns)).expand(outputs, -1).clone())
 
     def kernel(self, a: Any, b: Any) -> Any:
-        """RBF kernel of rows of patches; the last two axes of the result are theirs."""
+        """RBF kernel between the patches of a and of b, which are the last two axes of the result."""
         squares = a.square().sum(-1)[..., :, None] + b.square().sum(-1)[..., None, :] - 2.0 * (a @ b.mT)
         return (self.log_variance - squares.clamp_min(0.0) / (2.0 * (2.0 * self.log_lengthscale).exp())).exp()
 
@@ -52,7 +52,7 @@ class _PatchGP(nn.Module):  # type: ignore[misc]
         return R
 
     def whitening(self) -> Any:
-        """L⁻¹, from a factor in float64."""
+        """L⁻¹, from a Cholesky factor in float64."""
         m = len(self.Z)
         eye = torch.eye(m, dtype=torch.float64, device=self.Z.device)
         K = self.kernel(self.Z, self.Z).double()
@@ -60,21 +60,21 @@ class _PatchGP(nn.Module):  # type: ignore[misc]
         return torch.linalg.solve_triangular(L, eye, upper=False).float()
 
     def marginals(self, K_zf: Any, variance: Any) -> tuple[Any, Any]:
-        """Mean and variance of q(f), each (N, outputs), of covariances with u, (M, N), and prior variances, (N,)."""
+        """Mean and variance of q(f), each (N, outputs), from covariances with u, (M, N), and prior variances, (N,)."""
         A = self.whitening() @ K_zf
         explained = (self.root().mT @ A).square().sum(1)  # (outputs, N)
         rest = (variance - A.square().sum(0)).clamp_min(1e-6)
         return A.mT @ self.mean, (rest + explained).mT
 
     def divergence(self) -> Any:
-        """KL(q(v) ‖ N(0, I)), of all outputs together."""
+        """KL(q(v) ‖ N(0, I)), summed over outputs."""
         R = self.root()
         log_det = R.diagonal(dim1=-2, dim2=-1).square().clamp_min(1e-20).log().sum()
         return 0.5 * (self.packed.square().sum() + self.mean.square().sum() - log_det - self.mean.numel())
 
 
 class _Layer(_PatchGP):
-    """Every patch to new channels. Its prior mean is the patch's principal components, so that images get through."""
+    """Maps every patch to new channels. The prior mean is the principal components, so that images pass through."""
 
     def __init__(self, patches: Any, Z: Any, channels: int, size: int, stride: int) -> None:
         super().__init__(Z, channels, spread=0.05)
@@ -96,9 +96,9 @@ class _Layer(_PatchGP):
 
 
 class DeepConvGP(nn.Module):  # type: ignore[misc]
-    """`start` are training images from which the inducing patches of all layers are taken, (n, channels, H, W).
+    """Deep convolutional GP; the inducing patches of all layers come from training images `start` (n, channels, H, W).
 
-    `below` says of each layer under the last how many channels it has, the size of its patches and their stride.
+    `below` has (channels, patch size, stride) for each layer below the last.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class DeepConvGP(nn.Module):  # type: ignore[misc]
             self.last.log_variance += math.log(4.0)
 
     def functions(self, x: Any) -> tuple[Any, Any]:
-        """Mean and variance of the classes' functions, each (batch, classes), for one sample of the layers below."""
+        """Mean and variance of the functions of all classes, each (batch, classes), for one sample of lower layers."""
         for layer in self.below:
             x = layer(x)
         rows, _ = patches_of(x, self.size, self.stride)  # (batch, P, numbers)
@@ -147,20 +147,20 @@ class DeepConvGP(nn.Module):  # type: ignore[misc]
 
 
 def patches_of(x: Any, size: int, stride: int) -> tuple[Any, tuple[int, int]]:
-    """All patches of images, (batch, places, numbers), and how many places there are along each axis."""
+    """All patches of images, (batch, locations, numbers), and the number of locations along each axis."""
     rows = F.unfold(x, size, stride=stride).mT
     return rows, ((x.shape[2] - size) // stride + 1, (x.shape[3] - size) // stride + 1)
 
 
 def _shown(rows: Any) -> Any:
-    """The patches with anything in them; most of a digit's are blank."""
+    """Patches that are not blank; most patches of a digit are."""
     flat = rows.reshape(-1, rows.shape[-1])
     found = flat[flat.std(1) > 1e-3]
     return found if len(found) else flat
 
 
 def _some(rows: Any, count: int) -> Any:
-    """So many different patches, spread evenly over the rows; a hair of noise keeps equal ones apart."""
+    """`count` patches spread evenly over the rows; a little noise makes equal ones different."""
     picked = rows[torch.linspace(0, len(rows) - 1, count).long()]
     generator = torch.Generator().manual_seed(0)
     return picked + 1e-3 * torch.randn(picked.shape, generator=generator)

@@ -1,4 +1,4 @@
-"""A GP with a parametric deep kernel: features of a small CNN under an RBF kernel (Bradshaw et al., 2017).
+"""GP with a parametric deep kernel: an RBF kernel on the features of a small CNN (Bradshaw et al., 2017).
 
 Network, kernel, inducing points and q(f) are trained together by the variational bound, with a softmax likelihood.
 """
@@ -18,17 +18,17 @@ from .training import sampled_softmax
 gpytorch = need_gpytorch("a GP with a deep kernel")
 
 _SAMPLES = 256
-"""Of the functions, for a prediction."""
+"""Samples of the functions for a prediction."""
 
 
 class _Functions(gpytorch.models.ApproximateGP):  # type: ignore[misc, name-defined]
-    """A function for each class, of one RBF kernel over the features."""
+    """One function for each class, all with the same RBF kernel on the features."""
 
     def __init__(self, points: Any, classes: int) -> None:
         q = gpytorch.variational.CholeskyVariationalDistribution(len(points), batch_shape=torch.Size([classes]))
         each = gpytorch.variational.VariationalStrategy(self, points, q, learn_inducing_locations=True)
         super().__init__(gpytorch.variational.IndependentMultitaskVariationalStrategy(each, num_tasks=classes))
-        # From a narrow q: functions that begin as wide as the prior tell the features nothing for many passes.
+        # Start from a narrow q: with the prior's width, the features get no useful gradient for many passes.
         with torch.no_grad():
             q.chol_variational_covar.mul_(0.1)
         each.variational_params_initialized.fill_(1)
@@ -42,7 +42,7 @@ class _Functions(gpytorch.models.ApproximateGP):  # type: ignore[misc, name-defi
 
 
 class DeepKernelGP(nn.Module):  # type: ignore[misc]
-    """`start` are training images whose features the inducing points begin at, (M, channels, H, W)."""
+    """Deep kernel GP; inducing points start at the features of training images `start`, (M, channels, H, W)."""
 
     def __init__(self, start: Any, classes: int, width: int = 32, features: int = 16) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class DeepKernelGP(nn.Module):  # type: ignore[misc]
             nn.BatchNorm1d(features, affine=False),
         )
         with torch.no_grad():
-            points = self.features(start)  # in training mode, so normalised by these images
+            points = self.features(start)  # in training mode, so batch norm uses these images
         self.functions = _Functions(points, classes)
         self.likelihood = gpytorch.likelihoods.SoftmaxLikelihood(num_classes=classes, mixing_weights=False)
 

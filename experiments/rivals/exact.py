@@ -1,8 +1,8 @@
-"""Exact GPs of the table with their probabilities: the paper's networks, and the convolutional GP with all its patches.
+"""Exact GPs on sums of kernels, with their probabilities: the convolutional GP with all its patches.
 
 The convolutional GP is the sum of two kernels, over pairs of patches and over whole images; their matrices are computed
-apart and added. Its lengthscales and the share of the second are those of the lowest leave-one-out error on some of the
-training images, and of equal ones that of the lowest leave-one-out NLL.
+separately and added. Its lengthscales and the share of the second kernel minimise the leave-one-out error on some of
+the training images; ties are broken by the leave-one-out NLL.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .scores import measured
 
 @dataclass(frozen=True)
 class Term:
-    """A network and what its kernel is multiplied by."""
+    """A network and the factor of its kernel."""
 
     network: Network
     weight: float = 1.0
@@ -41,12 +41,12 @@ class Term:
 def exact(
     setting: Setting, terms: tuple[Term, ...], images: SplitImages, noise: float | Literal["loo"]
 ) -> dict[str, Any]:
-    """The exact GP of a sum of kernels on the training images: errors, NLL and ECE, and what the kernels took."""
+    """Exact GP with a sum of kernels on the training images: errors, NLL, ECE, and the speed of the kernels."""
     n = images.train
     parts = {"validation": (images.X[n:], images.y[n:]), "test": (images.X_test, images.y_test)}
     K = _matrix(setting, terms, images.X[:n])
     wait(K)
-    began = time.perf_counter()  # the first matrix compiles, and is not in the rate
+    began = time.perf_counter()  # the rate excludes the first matrix, which includes compilation
     cross = {name: _matrix(setting, terms, X, images.X[:n]) for name, (X, _) in parts.items()}
     wait(K)
     seconds = time.perf_counter() - began
@@ -86,7 +86,7 @@ def _diagonal(setting: Setting, terms: tuple[Term, ...], X: Any) -> NDArray[np.f
 
 @dataclass(frozen=True)
 class Convolutional:
-    """The convolutional GPs to choose from: γ of patches and of whole images, and the share of the latter."""
+    """Convolutional GPs to choose from: γ of patches and of whole images, and the share of the latter."""
 
     patch: int = 5
     pool: Literal["global"] | int = "global"
@@ -100,7 +100,7 @@ class Convolutional:
 
 
 def choose(setting: Setting, among: Convolutional, images: SplitImages, count: int) -> dict[str, Any]:
-    """The best by leave-one-out on the first `count` training images."""
+    """Choose the best by leave-one-out on the first `count` training images."""
     X, y = images.X[:count], images.y[:count]
     pixels = {g: to_numpy(_matrix(setting, (Term(zoo.rbf(g)),), X)).astype(np.float64) for g in among.pixel_gammas}
     found = []
@@ -111,7 +111,7 @@ def choose(setting: Setting, among: Convolutional, images: SplitImages, count: i
             unit = float(K.diagonal().mean())
             for pixel_gamma, share in product(among.pixel_gammas, among.shares):
                 if share == 0.0 and pixel_gamma != among.pixel_gammas[0]:
-                    continue  # the same kernel again
+                    continue  # the same kernel as before
                 clf = GPClassifier(noise="loo", solver="cholesky").fit(y=y, K=K + share * unit * pixels[pixel_gamma])
                 P = clf.loo_probabilities_
                 codes = np.searchsorted(clf.classes_, y)

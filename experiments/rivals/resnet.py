@@ -1,4 +1,4 @@
-"""A small residual network, trained: the ResNet row of Table 1, whose figure is that of Chen et al. (2018).
+"""A small trained residual network: the ResNet row of Table 1, whose published error is from Chen et al. (2018).
 
 Two convolutions of stride 2 and six residual blocks of 64 channels, 0.6 million weights, as in their comparison with
 neural ODEs, with batch normalisation; no augmentation.
@@ -26,7 +26,7 @@ class _Block(nn.Module):  # type: ignore[misc]
 
 
 class ResNet(nn.Module):  # type: ignore[misc]
-    """Images (batch, channels, H, W) to probabilities of the classes."""
+    """Residual network from images (batch, channels, H, W) to class probabilities."""
 
     def __init__(self, in_channels: int, classes: int, width: int = 64, blocks: int = 6) -> None:
         super().__init__()

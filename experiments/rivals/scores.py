@@ -1,4 +1,4 @@
-"""What is measured of every row: error, NLL and ECE of its probabilities."""
+"""Scores of every row: error, NLL and ECE of its probabilities."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What the trained rivals share: one loop over minibatches, the choice of a pass on validation, and what is measured.
+"""Training of the rivals: one loop over minibatches, early stopping by validation error, and scores.
 
-A rival is a module with two methods: `loss(x, y, n)`, the mean loss of a minibatch of n training images in all, and
+A rival is a module with two methods: `loss(x, y, n)`, the mean loss of a minibatch out of n training images, and
 `probabilities(x)`, (batch, classes).
 """
 
@@ -25,23 +25,23 @@ from cnngp.paper.table1 import SplitImages
 from .scores import measured
 
 _AT_ONCE = 500
-"""Images that are predicted at a time."""
+"""Images predicted at a time."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Passes over the training images, images in a minibatch, and the highest learning rate of one cycle of Adam."""
+    """Training options: passes over the data, size of a minibatch, and peak learning rate of one cycle of AdamW."""
 
     epochs: int
     batch: int
     rate: float
     weight_decay: float = 0.0
     half: bool = False
-    """Whether a card multiplies in bfloat16."""
+    """True to use bfloat16 autocast on a GPU."""
 
 
 def train(rival: Any, images: SplitImages, recipe: Recipe, kind: ActualDevice, seed: int, what: str) -> dict[str, Any]:
-    """Train by minibatches, keep the weights of the pass that does best on validation, and measure those."""
+    """Train by minibatches, keep the weights of the pass with the best validation error, and score those."""
     began = time.perf_counter()
     classes = np.unique(images.y)
     device = torch.device(kind)
@@ -94,7 +94,7 @@ def train(rival: Any, images: SplitImages, recipe: Recipe, kind: ActualDevice, s
 
 
 def predicted(rival: Any, X: Any) -> NDArray[np.float64]:
-    """The probabilities of all images, (N, classes)."""
+    """Class probabilities of all images, (N, classes)."""
     rival.eval()
     with torch.no_grad():
         parts = [rival.probabilities(x).double().cpu().numpy() for x in X.split(_AT_ONCE)]
@@ -102,7 +102,7 @@ def predicted(rival: Any, X: Any) -> NDArray[np.float64]:
 
 
 def learned_parameters(module: Any) -> int:
-    """Numbers that training moves; of a Cholesky factor that is kept as a square, the lower half."""
+    """Number of trainable parameters; a Cholesky factor stored as a square matrix counts its lower triangle."""
     total = 0
     for name, p in module.named_parameters():
         if p.requires_grad:
@@ -112,6 +112,6 @@ def learned_parameters(module: Any) -> int:
 
 
 def sampled_softmax(mean: Any, variance: Any, samples: int) -> Any:
-    """log P(class) of independent Gaussian functions under a softmax, by samples: (samples, batch, classes)."""
+    """Samples of log P(class) for independent Gaussian functions and a softmax: (samples, batch, classes)."""
     noise = torch.randn(samples, *mean.shape, device=mean.device, dtype=mean.dtype)
     return (mean + variance.sqrt() * noise).log_softmax(-1)

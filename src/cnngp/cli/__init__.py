@@ -1,4 +1,4 @@
-"""The command line: arguments in, tables out, no mathematics. A command's file is imported when it is asked for."""
+"""The command line: arguments in, tables out, no mathematics. A command's module is imported when the command runs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _COMMANDS = {
     "networks": ("networks", "cnngp networks", "cnngp networks resnet32 --input-shape 1,28,28"),
     "info": ("networks", "cnngp info --json"),
 }
-"""Each command with its file and its examples."""
+"""Module and examples of each command."""
 
 
 class _Commands(click.Group):
@@ -60,14 +60,14 @@ def app() -> None:
     """Exact Gaussian processes from infinitely wide convolutional networks."""
 
 
-# The code of a program whose reader went away: 128 + SIGPIPE.
+# Exit code when the reader of the output has closed the pipe: 128 + SIGPIPE.
 _CLOSED = 141
 
 
 def main(arguments: list[str] | None = None, commands: click.Command = app) -> None:
-    """Run the command line (that of `commands`) and exit.
+    """Run the command line of `commands` and exit.
 
-    0 done, 1 bad data or not possible, 2 bad arguments, 130 interrupted, 141 nobody reads the output (`| head`).
+    Exit codes: 0 success, 1 bad data or a failure, 2 bad arguments, 130 interrupted, 141 output pipe closed (`| head`).
     """
     code = run(arguments, commands)
     try:
@@ -76,18 +76,18 @@ def main(arguments: list[str] | None = None, commands: click.Command = app) -> N
                 stream.flush()
     except BrokenPipeError:
         code = _CLOSED
-    if code == _CLOSED:  # what is left in a buffer has nowhere to go, and Python would complain of it at its end
+    if code == _CLOSED:  # otherwise Python would report an error at exit, when it flushes the remaining buffer
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(code)
 
 
 def run(arguments: list[str] | None = None, commands: click.Command = app) -> int:
-    """The exit code of one command line. CNNGP_DEBUG=1 shows tracebacks."""
+    """Run one command line and return its exit code. CNNGP_DEBUG=1 shows tracebacks."""
     program, nothing = ("cnngp", ["--help"]) if commands is app else (None, [])
     words = sys.argv[1:] if arguments is None else arguments
     try:
         result = commands.main(words or nothing, prog_name=program, standalone_mode=False)
-    except SystemExit:  # Click's answer to an output that nobody reads, and to nothing else here
+    except SystemExit:  # Click raises it here only when the output pipe is closed
         return _CLOSED
     except click.UsageError as error:
         return _fail(error.format_message(), 2)

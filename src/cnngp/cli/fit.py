@@ -1,4 +1,4 @@
-"""`cnngp classify` and `cnngp regress`: what their options mean for an estimator, and one call of `report.run`."""
+"""`cnngp classify` and `cnngp regress`: turn options into an estimator and call `report.run`."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def classify(asked: Asked) -> None:
 def regress(asked: Asked) -> None:
     """Fit an exact GP to numbers and write a report.
 
-    The numbers are those of a table's column, or y of an .npz file. They may lie anywhere: their mean and spread are
-    taken out before the fit.
+    The numbers come from a column of a table, or from y in an .npz file. They are standardised to mean 0 and standard
+    deviation 1 before the fit.
     """
     from cnngp.estimators.regressor import GPRegressor
 
@@ -37,14 +37,14 @@ def regress(asked: Asked) -> None:
 
 def _fit(kind: Any, asked: Asked, **more: Any) -> None:
     began = time.perf_counter()
-    given = given_network(asked)  # what does not go together is refused before images are read
+    given = given_network(asked)  # raises for options that conflict, before images are read
     if asked.learn is not None and asked.kind == "ntk":
         raise ValueError("--learn follows the gradient of the Gaussian process's kernel; leave out --kind ntk")
     check_engine(given if asked.recipe is None else given.main.network, asked)
     same = ("noise", "amplitude", "learn", "effort", "device", "dtype", "store", "threads", "kind", "preparation")
     estimator = kind(given, **{name: getattr(asked, name) for name in same}, **more)
     images = read_data(asked, whole=asked.test == 0).take(asked.train, asked.test)
-    if len(images.image_shape) == 2:  # of signals; images speak for themselves
+    if len(images.image_shape) == 2:  # signals; the shape of images is unambiguous
         estimator.set_params(input_shape=images.image_shape)
     name = Path(asked.network).stem if asked.recipe is None else asked.recipe.stem
     tangent = "" if asked.kind == "nngp" else f"-{asked.kind}"

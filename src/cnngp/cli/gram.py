@@ -1,4 +1,4 @@
-"""`cnngp gram`: compute a kernel matrix into a store that can be continued; show its cost, or what a store holds."""
+"""`cnngp gram`: compute a kernel matrix into a resumable store, estimate its cost, or show what a store holds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .output import last_line, say, warn, warnings_as_lines
 
 
 def gram(asked: Asked) -> None:
-    """Compute a kernel matrix into a store. If it is interrupted, run it again and it continues where it stopped."""
+    """Compute a kernel matrix into a store. After an interruption, run the same command again to continue."""
     if asked.status is not None:
         _status(asked.status, asked.verify)
         return
@@ -33,7 +33,7 @@ def gram(asked: Asked) -> None:
 
     with nullcontext() if asked.scheduler is None else connect(asked.scheduler) as client:
         given = given_network(asked)
-        # All images of a folder or a file: nothing is predicted here, so none are kept for a test.
+        # All images of a folder or a file: nothing is predicted here, so no test set is split off.
         images = read_data(asked, whole=True).take(asked.train)
         say("data", f"{len(images.X):,} images of {asked.data}")
         terms, name = given.terms if isinstance(given, Recipe) else (), ""
@@ -59,7 +59,7 @@ def gram(asked: Asked) -> None:
 
 
 def tell_cost(kernel: Any, X: Any, pairs: int) -> None:
-    """Time a few pairs and say how long all of them will take, unless that is clearly short."""
+    """Time a few pairs and print the expected time for all of them, unless it is clearly short."""
     from cnngp.matrix.tile_size import expected_seconds
     from cnngp.report.run import WORTH_MEASURING, said_of_hours
 

@@ -1,4 +1,4 @@
-"""What several commands are given: images, networks, and places to write to, checked before long work."""
+"""Inputs that several commands share: images, networks and output paths, checked before long work."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .options import Asked
 from .output import say
 
 MODEL = "model.gp"
-"""What `cnngp classify` and `cnngp regress` call the model in their folder."""
+"""File name of the model in the output folder of `cnngp classify` and `cnngp regress`."""
 
 
 def read_data(asked: Asked, whole: bool = False, split: Any = "standard") -> Any:
-    """The images that the options ask for, and a line for each note about how they were read."""
+    """Load the images that the options name, and print each note about how they were read."""
     from cnngp.datasets import load
 
     options = ("size", "aspect", "skip_bad", "max_pixels", "columns", "features", "input_shape")
@@ -29,7 +29,7 @@ def read_data(asked: Asked, whole: bool = False, split: Any = "standard") -> Any
 
 
 def chosen_network(given: Any, X: Any, asked: str) -> tuple[Any, str]:
-    """The network that was asked for, or the usual one for such images, and its name."""
+    """Return the given network, or the default one for these images, and its name."""
     from cnngp.network.names import default_network
 
     if given is not None:
@@ -39,7 +39,7 @@ def chosen_network(given: Any, X: Any, asked: str) -> tuple[Any, str]:
 
 
 def given_network(asked: Asked) -> Any:
-    """The network or the recipe of the options; None is auto."""
+    """Return the network or recipe that the options name; None means auto."""
     from cnngp.estimators.recipe import Recipe
 
     network = network_by_name(asked.network)
@@ -51,7 +51,7 @@ def given_network(asked: Asked) -> Any:
 
 
 def check_engine(network: Any, asked: Asked) -> None:
-    """Refuse a device that is not there, or a network without such a kernel, before images are read."""
+    """Raise, before images are read, if the device is missing or the network has no kernel with these options."""
     from cnngp.common.devices import actual_device
     from cnngp.kernel.kernel import Kernel
 
@@ -61,7 +61,7 @@ def check_engine(network: Any, asked: Asked) -> None:
 
 
 def check_writable(option: str, path: Path, *, folder: bool = True) -> None:
-    """Refuse a folder (or a file) that cannot be written, before the work that would be lost. Makes nothing."""
+    """Raise if a folder (or file) cannot be written, before work that would be lost. Creates nothing."""
     try:
         if not folder and path.is_dir():
             raise OSError(None, "it is a folder, not a file")

@@ -1,4 +1,4 @@
-"""`cnngp predict` and `cnngp view`: what a saved model says of image files, and the page that shows it."""
+"""`cnngp predict` and `cnngp view`: predict image files with a saved model, and a page to try it on images."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _LISTED = 5
 def predict(asked: Asked) -> None:
     """Predict the class or number of image files. They are resized and converted to match the training images.
 
-    With --coverage there is a set of classes that holds the right one as often as that: no class says that the image is
-    none of these. Numbers come with an interval. The last column says how unusual an image is: more than that share of
-    the training images, each beside all the others. The JSON also has the number behind it, the novelty, from 0 to 1. A
-    file that cannot be read gives a warning and the exit code 1; the others are predicted all the same.
+    With --coverage, each image gets a set of classes that holds the right one that often; an empty set means that the
+    image is none of these. Numbers come with an interval. The last column is the share of training images that are less
+    unusual than the image, each compared with all the others. The JSON also has the underlying number, the novelty,
+    from 0 to 1. A file that cannot be read gives a warning and exit code 1; the others are still predicted.
     """
     import numpy as np
 
@@ -82,7 +82,7 @@ def predict(asked: Asked) -> None:
 
 
 def how_unusual(rank: float | None) -> str:
-    """The share of the training images that are less unusual, each beside all the others, than an image is."""
+    """Words for the share of training images that are less unusual than an image, each compared with all the others."""
     if rank is None:
         return "not known"
     if rank in (0.0, 1.0):
@@ -91,9 +91,9 @@ def how_unusual(rank: float | None) -> str:
 
 
 def view(asked: Asked) -> None:
-    """Try images on a model, and clean labels.
+    """Open a web page to try images on a model and to clean labels.
 
-    The page can be opened from this machine only, by those who know its whole address, and no image leaves it.
+    The page opens only on this machine and only with its full address, and no image leaves the machine.
     """
     from cnngp.datasets.images import MAX_PIXELS
     from cnngp.report.answers import Answers
@@ -105,7 +105,7 @@ def view(asked: Asked) -> None:
     most, coverage = asked.max_pixels or MAX_PIXELS, asked.coverage or 0.9
     with warnings_as_lines():
         options = {"largest": largest, "suspects": asked.suspects, "max_pixels": most, "coverage": coverage}
-        name = path.resolve().parent.name if path.name == MODEL else path.name  # which all folders have
+        name = path.resolve().parent.name if path.name == MODEL else path.name  # model.gp is the same in all folders
         answers = Answers(model, name, labels, **options)
     try:
         server = Viewer(answers, asked.port)
@@ -125,11 +125,11 @@ def view(asked: Asked) -> None:
 
 
 def read_model(given: Path, device: Any, pictures: bool = False) -> tuple[Path, GPEstimator, int]:
-    """A model's file, the model, and its largest pixel: 1 or 255, the scale of the images that it was fitted on.
+    """Load a model; return its path, the model, and the scale of its training pixels: their largest value, 1 or 255.
 
-    A folder stands for the model in it. A little beyond [0, 1] is what resampling leaves; digits from 0 to 16 or images
-    without their mean are refused, as image files have no such scale. With `pictures`, models of features
-    that have pictures are taken too.
+    A folder means the model in it. Pixels slightly outside [0, 1] are accepted, because resampling produces them. Other
+    scales, such as 0 to 16 or centred images, raise `ValueError`: image files do not have them. With `pictures`, models
+    fitted on features are accepted too, if they hold the pictures.
     """
     from cnngp.common.errors import ModelFileError
     from cnngp.estimators.base import OtherEstimatorError

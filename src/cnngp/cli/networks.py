@@ -1,4 +1,4 @@
-"""`cnngp networks` and `cnngp info`: the networks with what a pair of images costs, and what this machine can run."""
+"""`cnngp networks` and `cnngp info`: the built-in networks with their cost per pair, and what this machine can run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def networks(asked: Asked) -> None:
 
 
 def info(asked: Asked) -> None:
-    """Show versions, engines, threads and memory. It also says where data is looked for."""
+    """Show versions, engines, threads and memory. Also show where data is looked for."""
     from cnngp import __version__
     from cnngp.common import memory
     from cnngp.common.files import user_cache
@@ -61,7 +61,7 @@ def info(asked: Asked) -> None:
 
 
 def _version(name: str) -> str | None:
-    """CuPy's wheels are named after the CUDA version they are built for."""
+    """Installed version, or None. CuPy's wheels are named after the CUDA version they are built for."""
     for distribution in (name, *((f"cupy-cuda{n}x" for n in (11, 12, 13)) if name == "cupy" else ())):
         try:
             return importlib.metadata.version(distribution)

@@ -1,6 +1,6 @@
-"""The options of all commands in one table, and the commands that are made of it.
+"""One table of the options of all commands, and the Click commands built from it.
 
-A command is a function of one argument, `asked`, which has the value of every option of the command under its name.
+A command is a function of one argument, `asked`, whose attributes are the values of the command's options.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from click import Choice
 from .output import speaking
 
 Asked = SimpleNamespace
-"""The values of a command's options: those of the command line, or the defaults."""
+"""Values of a command's options, from the command line or the defaults."""
 
 
 class Kind(click.ParamType):  # type: ignore[type-arg]
-    """What an option takes: a word for the help, and what makes a value of the user's words, if they are any."""
+    """Type of an option: its name in the help, its parser, and what the error message says was expected."""
 
     def __init__(self, name: str, parse: Callable[[str], Any] = str, expected: str = "") -> None:
         self.name, self._parse, self._expected = name, parse, expected
@@ -37,7 +37,7 @@ class Kind(click.ParamType):  # type: ignore[type-arg]
 
 
 def _shape(least: int, most: int) -> Callable[[str], tuple[int, ...]]:
-    """So many positive whole numbers, with commas or crosses between them."""
+    """Parser for `least` to `most` positive integers separated by commas or crosses."""
 
     def parse(value: str) -> tuple[int, ...]:
         sizes = tuple(map(int, re.split(r"[,x×]", value)))
@@ -49,7 +49,7 @@ def _shape(least: int, most: int) -> Callable[[str], tuple[int, ...]]:
 
 
 def _widths(value: str) -> tuple[int, ...]:
-    """At least two different positive numbers, with commas between them."""
+    """Parse at least two different positive integers separated by commas."""
     widths = tuple(map(int, value.split(",")))
     if len(set(widths)) < 2 or min(widths) < 1:
         raise ValueError
@@ -57,7 +57,7 @@ def _widths(value: str) -> tuple[int, ...]:
 
 
 def _number(least: float, *words: str) -> Callable[[str], str | float]:
-    """A finite number of this or more, or one of the words for how it is chosen."""
+    """Parser for a finite number of at least `least`, or one of the words that choose it, such as loo."""
 
     def parse(value: str) -> str | float:
         if value in words:
@@ -71,7 +71,7 @@ def _number(least: float, *words: str) -> Callable[[str], str | float]:
 
 
 def _not_empty(value: str) -> str:
-    """An empty source would be the folder in which the command runs."""
+    """Reject an empty source: it would mean the current folder."""
     if not value.strip():
         raise ValueError
     return value
@@ -93,7 +93,7 @@ _PREPARED = f"How each image is prepared: {', '.join(_PREPARATIONS)}"
 
 @dataclass(frozen=True)
 class Option:
-    """An option of some commands; one whose name is in capitals is an argument, a flag that is on also has --no-."""
+    """An option of some commands. A name in capitals is an argument; a flag that defaults to on also gets --no-NAME."""
 
     name: str
     commands: str
@@ -103,12 +103,12 @@ class Option:
     help: str = ""
 
     def says(self, help: str) -> Self:
-        """The option with its help."""
+        """Return the option with its help text."""
         return replace(self, help=help)
 
     @property
     def parameter(self) -> click.Parameter:
-        """The option for Click."""
+        """The option as a Click parameter."""
         word, kind = f"--{self.name.replace('_', '-')}", self.kind
         if self.name.isupper():
             many, needed = -1 if kind is _PATHS else 1, self.name != "NAME"
@@ -130,7 +130,7 @@ _PAPER = "reproduce experiment"
 _EVERY = f"{_READS} predict view networks info {_PAPER}"
 
 OPTIONS = (
-    # What is asked for
+    # Arguments
     Option("MODEL", "predict view", _FILE).says(
         "A file that a fit or an estimator's save wrote, or a folder with model.gp."
     ),
@@ -235,21 +235,21 @@ OPTIONS = (
 )
 
 
-_WORDS = "cnngp.words"  # of the command line, as they were typed
+_WORDS = "cnngp.words"  # key of the command line as it was typed
 SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
 def of_command(command: str) -> list[Option]:
-    """The options that a command has."""
+    """Return the options of a command."""
     return [option for option in OPTIONS if command in option.commands.split()]
 
 
 class Interrupted(Exception):
-    """Ctrl-C with what the command has to say about it: Click would end the process without a word."""
+    """Ctrl-C with the command's message, which Click would drop: it ends the process silently."""
 
 
 class Command(click.Command):
-    """`run` as the command `name`: its docstring is the help, its options are those of the table."""
+    """The command `name`, which calls `run`: the docstring of `run` is its help, its options come from the table."""
 
     def __init__(self, name: str, run: Callable[[Asked], None], examples: Sequence[str] = ()) -> None:
         def command(**given: Any) -> None:
@@ -276,7 +276,7 @@ class Command(click.Command):
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Arguments have help too, unlike Click's own."""
+        """Also list the arguments with their help, which Click leaves out."""
         arguments = [(option.name, option.help) for option in of_command(str(self.name)) if option.name.isupper()]
         if arguments:
             with formatter.section("Arguments"):

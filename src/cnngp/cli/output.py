@@ -1,5 +1,5 @@
-"""Where a command's words go: to standard output; with --json to standard error, so that the JSON stands alone; with
---quiet nowhere.
+"""Printed output of a command: to standard output; with --json to standard error, so that standard output holds only
+JSON; with --quiet nowhere.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _json = _quiet = False
 
 @contextmanager
 def speaking(json: bool = False, quiet: bool = False) -> Iterator[None]:
-    """The words of one command: to standard error with `json`, nowhere with `quiet`, as progress bars then."""
+    """Route the output of one command: to standard error with `json`, nowhere with `quiet`, which hides bars too."""
     global _json, _quiet
     before = _json, _quiet
     _json, _quiet = json, quiet
@@ -33,14 +33,14 @@ def speaking(json: bool = False, quiet: bool = False) -> Iterator[None]:
 
 
 def shown(text: str) -> str:
-    """Text for a terminal: names of others may not move the cursor there, or do more."""
+    """Text made safe for a terminal: control characters in file or class names must not reach it."""
     return "\n".join(visible(line) for line in text.expandtabs().split("\n"))
 
 
 def tell(text: str = "") -> None:
-    """One or more lines for people; flushed, so that a pipe sees them at once."""
+    """Print one or more lines for people, flushed so that a pipe sees them at once."""
     stream: TextIO | None = sys.stderr if _json else sys.stdout
-    if _quiet or stream is None:  # Python has none where it was closed beforehand
+    if _quiet or stream is None:  # Python sets it to None if it was closed before the start
         return
     with progress.beside_bars(stream):
         click.echo(shown(text), file=stream)
@@ -48,7 +48,7 @@ def tell(text: str = "") -> None:
 
 
 def say(name: str, value: str) -> None:
-    """One line of a result under its name."""
+    """Print one result under its name; further lines are indented below it."""
     first, *rest = value.rstrip("\n").split("\n")
     tell("\n".join([f"{name:<22} {first}", *(f"{'':<22} {line}" for line in rest)]))
 
@@ -59,14 +59,14 @@ def warn(text: str) -> None:
 
 
 def last_line(result: dict[str, Any]) -> None:
-    """The whole result as one line of JSON, where that is wanted."""
+    """Print the whole result as one line of JSON, if --json is given."""
     if _json:
         click.echo(json.dumps(result))
 
 
 @contextmanager
 def warnings_as_lines() -> Iterator[None]:
-    """Warnings as one line each, without the file names and lines of code that Python adds."""
+    """Print each warning as one line, without the file name and line of code that Python adds."""
     from cnngp.gp.linalg import JitterWarning
 
     def show(message: Any, *_: Any, **__: Any) -> None:

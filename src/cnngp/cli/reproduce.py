@@ -17,11 +17,11 @@ from .output import last_line, say, tell, warnings_as_lines
 
 _SETTING = ("quick", "device", "data", "scheduler", "budget", "seed", "threads")
 AGAIN = 75
-"""The exit code of a run that its budget ended: run again to go on (EX_TEMPFAIL of sysexits.h)."""
+"""Exit code when the time budget is used up: run again to continue (EX_TEMPFAIL of sysexits.h)."""
 
 
 def reproduce(asked: Asked) -> None:
-    """Reproduce the paper's tables and figures. Finished pieces are kept, so that an interrupted run can continue."""
+    """Reproduce the paper's tables and figures. Finished pieces are kept, so an interrupted run can continue."""
     from cnngp.paper.results import NAMES
 
     names = NAMES if asked.experiment == "all" else (asked.experiment,)
@@ -33,7 +33,7 @@ def run_experiments(
 ) -> None:
     """Run experiments, each given as its module and the words of its command, and print their tables.
 
-    `images` names the data set, which has to be there before anything is computed.
+    `images` names the data set and its split; it is loaded first, so that missing data raises before anything runs.
     """
     from cnngp.paper.results import PAGE
     from cnngp.paper.results import reproduce as run_experiment
@@ -46,7 +46,7 @@ def run_experiments(
         out=folder,
         say=lambda name, text: say(name, text) if name == "plan" else say("piece", f"{name}: {text}"),
     )
-    actual = setting.actual_device  # refuses a device that is not there
+    actual = setting.actual_device  # raises if the device is missing
     setting.dataset(*images)  # type: ignore[arg-type]
     if setting.scheduler is not None:
         from cnngp.cluster import connect
@@ -79,7 +79,7 @@ def run_experiments(
 
 
 def _command(words: Sequence[str], setting: Any) -> str:
-    """The command that repeats an experiment; where its files go does not change it."""
+    """The command that repeats an experiment, without --out, which does not change the results."""
     said = [*words, *(["--quick"] if setting.quick else [])]
     for name, usual in (("device", "auto"), ("scheduler", None), ("seed", 0)):
         value = getattr(setting, name)
@@ -88,7 +88,7 @@ def _command(words: Sequence[str], setting: Any) -> str:
 
 
 def _tables(doc: Any) -> str:
-    """Ours, and the published values in brackets, with a line that says so."""
+    """Tables as text: our values with published values in brackets, under a line that explains the brackets."""
     from cnngp.paper.results import shown, tables
 
     parts = []

@@ -1,4 +1,4 @@
-"""`cnngp sample`: draws finite networks at growing width, checks that they go to the kernel, and draws the picture."""
+"""`cnngp sample`: draw finite networks at growing width, check that they converge to the kernel, and plot this."""
 
 from __future__ import annotations
 

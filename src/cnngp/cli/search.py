@@ -1,4 +1,4 @@
-"""`cnngp search`: a search over networks. Data and a space in; a table and the best network out."""
+"""`cnngp search`: search over networks. Data and a search space in; a table and the best network out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .output import last_line, say, tell, warn, warnings_as_lines
 
 
 def search(asked: Asked) -> None:
-    """Search for a good network at random. Draws from a space are scored by the validation error of the exact GP."""
+    """Search for a good network at random. Draws from a space are scored by the validation error of their exact GP."""
     from cnngp.search import random_search, split_for
     from cnngp.search.space import find_space
 
@@ -73,7 +73,7 @@ def search(asked: Asked) -> None:
 
 
 def _rung(text: str) -> tuple[int, int | None]:
-    """3, or 20@10000 for the best twenty with 10,000 images."""
+    """Parse --full: 3, or 20@10000 for the best twenty with 10,000 images."""
     found = re.fullmatch(r"(\d+)(?:@(\d+))?", text)
     if not found:
         raise ValueError(f"--full {text}: expected how many, such as 3, or how many at which size, such as 20@10000")

@@ -1,8 +1,8 @@
-"""Figure 2: outputs of finite random ResNets against the Gaussian process that they become with many filters.
+"""Figure 2: outputs of finite random ResNets compared with the Gaussian process limit of many filters.
 
 At each width C, thousands of networks with random weights are run on the same training images. A: the density of the
-output for one image. B: its quantiles against the normal distribution's. C: variances and covariances over all images
-against the kernel's. Exact Gaussian draws in the same number give the floor: what even the limit would measure.
+output for one image. B: its quantiles against those of the normal distribution. C: variances and covariances over all
+images against the kernel. The same number of exact Gaussian draws gives the floor: the distance from sampling alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Figure2Plan:
-    """How large the experiment is: the depth of the ResNet, and how often the Gaussian draws are repeated."""
+    """Size of the experiment: `depth` of the ResNet, `floors` repetitions of the Gaussian draws."""
 
     depth: int
     widths: Sequence[int]
@@ -53,7 +53,7 @@ QUICK = Figure2Plan(8, (3, 10, 30), 200, 10)
 
 
 def run(setting: Setting, plan: Figure2Plan | None = None, X: NDArray[np.float32] | None = None) -> Results:
-    """The distances at each width; `X` are the images, the first training images of MNIST unless given."""
+    """Compute the distances at each width; the images `X` default to the first training images of MNIST."""
     plan = plan or (QUICK if setting.quick else FULL)
     X = (setting.dataset("mnist", "paper").X if X is None else X)[: plan.images]
     network = zoo.resnet(plan.depth)
@@ -92,12 +92,12 @@ def _rows(name: str, found: dict[str, Any], note: str) -> list[Row]:
 
 
 def measure(f: Array, K: Array) -> dict[str, float]:
-    """How far outputs f (networks, images) are from N(0, K).
+    """Distances of outputs f (networks, images) from N(0, K).
 
-    `ks_mean`, `ks_first`: sup |F − Φ| of the outputs over √K_ii, over all images and for the first.
+    `ks_mean`, `ks_first`: sup |F − Φ| of the outputs divided by √K_ii, mean over images and for the first image.
     `moment_error`: ‖fᵀf/n − K‖/‖K‖ in the Frobenius norm.
     `standard_error`: of the mean of f² over networks and images, relative to the kernel's. A network's scale is common
-    to all images and has heavy tails where C is small, so few networks decide; `largest_ten` is what ten of them hold.
+    to all images and heavy-tailed for small C, so few networks dominate; `largest_ten` is the share of ten of them.
     """
     from scipy.special import ndtr
 
@@ -116,7 +116,7 @@ def measure(f: Array, K: Array) -> dict[str, float]:
 
 
 def _floor(K: Array, plan: Figure2Plan, seed: int) -> dict[str, Any]:
-    """The same measures of exact draws from N(0, K): their means, and the 95 % quantiles."""
+    """Means and 95 % quantiles of the same distances for exact draws from N(0, K)."""
     values, Q = np.linalg.eigh(K)
     root = Q * np.sqrt(np.maximum(values, 0.0))
     rng = np.random.default_rng(seed)
@@ -126,7 +126,7 @@ def _floor(K: Array, plan: Figure2Plan, seed: int) -> dict[str, Any]:
 
 
 def _outputs(setting: Setting, plan: Figure2Plan, X: NDArray[np.float32], width: int) -> dict[str, Any]:
-    """Of each network, on each image. The seed differs between widths, so that their errors are independent."""
+    """Output of each network on each image. Widths have different seeds, so that their errors are independent."""
     from cnngp.torch_bridge import need_torch, sample_outputs
 
     need_torch("reproduce figure2")
@@ -141,13 +141,13 @@ def _seed(seed: int, width: int) -> int:
 
 
 def _estimate(setting: Setting, plan: Figure2Plan, images: int, width: int) -> float:
-    """Seconds: a network's cost grows with C² once its layers are wide; measured on `resnet(32)`."""
+    """Approximate seconds, measured on `resnet(32)`: a network's cost grows with C² once its layers are wide."""
     each, wide = (2e-5, 2e-8) if setting.actual_device == "cuda" else (3e-4, 3e-6)
     return 15.0 + plan.networks * images * plan.depth / 32 * (each + wide * width**2)
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
-    """Panels A, B and C."""
+    """Draw panels A, B and C."""
     K, outputs = results["arrays"]["K"], results["arrays"]["outputs"]
     first = {width: f[:, 0] / math.sqrt(K[0, 0]) for width, f in outputs.items()}
     return [*_densities(K, first, folder), *_quantiles(first, folder), *_moments(K, outputs, folder)]

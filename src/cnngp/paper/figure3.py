@@ -1,7 +1,7 @@
-"""Figure 3: error and calibration of classification with inducing points, for the ResNet kernel and for pixels.
+"""Figure 3: error and calibration of classification with inducing points, for the ResNet kernel and an RBF kernel.
 
-1,000 training images at random are inducing points, the likelihood is RobustMax with ε = 1e-3. The exact GP's
-probabilities, whose temperature comes from leave-one-out, are a third curve.
+The inducing points are 1,000 random training images, and the likelihood is RobustMax with ε = 1e-3. The third curve is
+the exact GP, with a temperature from leave-one-out.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ TITLE = "Figure 3: calibration with inducing points"
 
 _BINS = 20
 EPSILON = 1e-3
-"""The likelihood's chance that a label is not the largest function's."""
+"""Probability, in the likelihood, that a label is not that of the largest function."""
 
 
 @dataclass(frozen=True)
 class Figure3Plan:
-    """How large the experiment is. Images are the first of the paper's training and of the test set; the network is the
-    paper's 32-layer ResNet unless given."""
+    """Size of the experiment. Images are the first of the paper's training set and of the test set; the network
+    defaults to the paper's 32-layer ResNet."""
 
     train: int = 50_000
     test: int = 10_000
@@ -53,7 +53,7 @@ QUICK = Figure3Plan(train=2_000, test=1_000, inducing=250, epochs=30, batch_size
 
 @dataclass(frozen=True)
 class Case:
-    """One curve, with the paper's test error in percent, and the seconds at full size on one H200."""
+    """One curve, with the paper's test error in percent and the seconds at full size on one H200."""
 
     label: Literal["resnet", "rbf", "exact"]
     name: str
@@ -68,11 +68,11 @@ CASES = (
     Case("exact", "ResNet kernel, exact GP", INK, None, 90.0),
 )
 _SECONDS_ON_CPU = 60.0
-"""About what a curve takes in its quick version on two cores."""
+"""Approximate time of a curve in the quick version on two cores."""
 
 
 def run(setting: Setting, plan: Figure3Plan | None = None, data: Dataset | None = None) -> Results:
-    """Three curves, each a piece; `data` is MNIST in the paper's split unless given."""
+    """Compute the three curves, each a piece; `data` defaults to MNIST in the paper's split."""
     plan = plan or (QUICK if setting.quick else FULL)
     need_torch("figure3")
     data = (data or setting.dataset("mnist", "paper")).take(plan.train, plan.test)
@@ -134,7 +134,7 @@ def _exact(setting: Setting, data: Dataset, network: Network) -> dict[str, Any]:
 
 
 def _measured(P: NDArray[np.float64], classes: NDArray[Any], y: NDArray[Any]) -> dict[str, Any]:
-    """Error in percent, NLL in nats, ECE, and the bins of the reliability diagram; None where a bin is empty."""
+    """Error in percent, NLL in nats, ECE, and the bins of the reliability diagram, None for the means of empty ones."""
     codes = np.searchsorted(classes, y)
     curve = reliability(P, codes, bins=_BINS)
     means = {"confidence": curve.confidence, "accuracy": curve.accuracy}
@@ -150,11 +150,11 @@ def _measured(P: NDArray[np.float64], classes: NDArray[Any], y: NDArray[Any]) ->
 
 
 def draw(results: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Accuracy against confidence for the three curves, over their bar counts."""
+    """Draw accuracy against confidence for the three curves, above the number of predictions in each bin."""
     figure, axes = new_figure(10.5, 4.6, 2, len(CASES), height_ratios=[3, 1], sharex=True, sharey="row")
     for (upper, lower), case in zip(axes.T, CASES, strict=True):
         values = results["details"]["curves"][case.label]
-        bins = {key: np.array(of_bins, float) for key, of_bins in values["bins"].items()}  # NaN where one is empty
+        bins = {key: np.array(of_bins, float) for key, of_bins in values["bins"].items()}  # NaN for empty bins
         filled = bins["count"] > 0
         confidence, accuracy, count = (bins[key][filled] for key in ("confidence", "accuracy", "count"))
         low, high = wilson(accuracy, count)

@@ -1,6 +1,6 @@
-"""What an experiment hands back: rows, each of one quantity, ours beside the published value; their file and page.
+"""Results of an experiment: rows, each with our value and the published value of one quantity; their file and page.
 
-Tables on the page are made of rows alone, so nothing can be shown that is not in the JSON file.
+Tables on the page are made only of rows, so everything shown is also in the JSON file.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from cnngp.report.page import figure, whole
 from .setting import Setting
 
 NAMES = ("table1", "figure2", "figure3")
-"""The modules that `cnngp reproduce all` runs."""
+"""Modules that `cnngp reproduce all` runs."""
 SCHEMA = 2
 PAGE = "reproduction.html"
 INK, BLUE, ORANGE, GREY = "#1f2933", "#2b6cb0", "#dd6b20", "#9aa5b1"
-"""The colours of figures."""
+"""Colours of figures."""
 Row: TypeAlias = dict[str, Any]
 Document: TypeAlias = dict[str, Any]
-"""What EXPERIMENT.json holds."""
+"""Content of EXPERIMENT.json."""
 
 
 class ResultsError(ValueError):
-    """A results file that is not what this version writes."""
+    """Error for a results file that this version did not write."""
 
 
 class Results(TypedDict):
-    """What `run(setting)` returns. `arrays` is for `draw` alone and is not written; all else is JSON."""
+    """Return value of `run(setting)`. `arrays` is only for `draw` and not written; everything else is JSON."""
 
     rows: list[Row]
     details: dict[str, Any]
     captions: dict[str, str]
-    """Of the figures, by the name of their file without suffix, in the order in which they are shown."""
+    """Captions by file name of the figure, without suffix, in the order in which figures are shown."""
     arrays: NotRequired[dict[str, Any]]
 
 
@@ -59,18 +59,18 @@ def row(
     seconds: float | None = None,
     note: str = "",
 ) -> Row:
-    """A row; `table` is the heading under which it stands, `result` its line and `quantity` its column."""
+    """Make a row; `table` is the heading of its table, `result` its line and `quantity` its column."""
     place = {"table": table, "result": result, "quantity": quantity, "unit": unit}
     return place | {"published": published, "ours": ours, "seconds": seconds, "note": note}
 
 
 def percent(wrong: NDArray[np.bool_]) -> float:
-    """The share of wrong predictions in percent, exact where it has few digits."""
+    """Share of wrong predictions in percent, computed so that round values such as 0.84 are exact."""
     return float(100 * int(np.count_nonzero(wrong)) / len(wrong))
 
 
 def title(data: str) -> str:
-    """The name of a data set as headings have it."""
+    """Name of a data set in headings."""
     return {"mnist": "MNIST", "fashion_mnist": "Fashion-MNIST"}.get(data, data)
 
 
@@ -79,16 +79,16 @@ def title(data: str) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of one heading: a line for each result, a column for each quantity, in the order in which they came."""
+    """Table under one heading: a line for each result, a column for each quantity, in order of appearance."""
 
     name: str
     quantities: tuple[str, ...]
     lines: dict[str, dict[str, Row]]
-    """By result, then by quantity."""
+    """Rows by result, then by quantity."""
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
-    """Rows as tables."""
+    """Group rows into tables."""
     made = []
     for name in dict.fromkeys(row["table"] for row in rows):
         lines: dict[str, dict[str, Row]] = {}
@@ -99,7 +99,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
 
 
 def shown(value: float | None, unit: str) -> str:
-    """A number for people, with its unit; "" for none."""
+    """A number with its unit as text; "" for None."""
     if value is None:
         return ""
     match unit:
@@ -117,9 +117,9 @@ def shown(value: float | None, unit: str) -> str:
 
 
 def reproduce(module: str, setting: Setting, command: str) -> Document:
-    """Run the experiment of a module and write NAME.json (docs/reproduce.md has its form), its figures and the page.
+    """Run the experiment of a module and write NAME.json (format: docs/reproduce.md), its figures and the page.
 
-    A module without `draw` has no figures. Raises `OutOfTime` where the budget ends before.
+    A module without `draw` has no figures. Raises `OutOfTime` if the budget is too small.
     """
     experiment: Any = importlib.import_module(module)
     name = module.rpartition(".")[2]
@@ -151,7 +151,7 @@ def reproduce(module: str, setting: Setting, command: str) -> Document:
 
 
 def read(path: Path) -> Document:
-    """The file of a finished experiment; `ResultsError` for any other."""
+    """Read the file of a finished experiment; raises `ResultsError` for any other file."""
     try:
         doc = json.loads(path.read_bytes())
         if not isinstance(doc, dict) or doc.get("schema") != SCHEMA:
@@ -181,20 +181,20 @@ numbers are not the paper's.</p>"""
 
 
 def write_page(folder: Path) -> None:
-    """Write the page of all experiments that have a file in the folder, the paper's own first."""
+    """Write the page of all experiments with a file in the folder, those of the paper first."""
     found = {path.stem: path for path in sorted(folder.glob("*.json"))}
     names = sorted(found, key=lambda name: NAMES.index(name) if name in NAMES else len(NAMES))
     write_atomically(folder / PAGE, page([read(found[name]) for name in names], folder))
 
 
 def page(documents: Sequence[Document], folder: Path) -> str:
-    """The page of some experiments, whose figures lie in `folder`."""
+    """Return the page of several experiments as HTML; their figures are in `folder`."""
     body = _INTRODUCTION + "\n".join(_experiment(doc, folder) for doc in documents)
     return whole("Deep convolutional networks as shallow Gaussian processes, reproduced", _STYLE, body)
 
 
 def _experiment(doc: Document, folder: Path) -> str:
-    # PNG files inside the page, of this folder and no other; the SVG files lie beside it.
+    # PNG files, from this folder only, go into the page; the SVG files stay beside it.
     figures = [(folder / Path(figure["file"]).name, figure["caption"]) for figure in doc["figures"]]
     drawn = [figure(path.read_bytes(), caption) for path, caption in figures if path.suffix == ".png"]
     where = "; ".join(doc["hardware"]) or "no hardware"

@@ -1,8 +1,8 @@
-"""How an experiment is run: its size, its device, its folder; and its pieces, which are kept when a run is killed.
+"""Setting of an experiment (size, device, folder), and its pieces, which survive when a run is killed.
 
-A piece is a few seconds to a few minutes of work with a name. Its values are written to one file the moment it is done,
-with a fingerprint of all that it depends on. Run again, a finished piece is read; one with another fingerprint, or a
-damaged one, is computed again.
+A piece is a named part of the work that takes a few seconds to a few minutes. Its values are written to one file as
+soon as it is done, with a fingerprint of everything that it depends on. The next run reads finished pieces; a piece
+that is damaged or has another fingerprint is computed again.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from cnngp.gp.linalg import Array
 
 
 class OutOfTime(RuntimeError):
-    """The next piece would not be done within the budget; what is done is kept."""
+    """Raised if the next piece would not finish within the budget; finished pieces are kept."""
 
 
 @dataclass(frozen=True)
 class Piece:
     """A part of an experiment: `compute` returns JSON values and NumPy arrays.
 
-    `depends` is all that they depend on beside what every piece does (device, seed, quick, version), as JSON values:
-    sizes, `network.fingerprint`, `digest(images)`. `seconds` is about what it takes; where the budget does not leave
-    that, `OutOfTime` is raised. The first piece of a run is always begun, so that every run gets on.
+    `depends` holds, as JSON values, everything that they depend on besides what all pieces do (device, seed, quick,
+    version, cluster): sizes, `network.fingerprint`, `digest(images)`. `seconds` is the approximate time; if the budget
+    does not leave that much, `OutOfTime` is raised. The first new piece of a run always starts, so each run progresses.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Done:
-    """A piece that was used in this run."""
+    """Record of a piece that was used in this run."""
 
     name: str
     seconds: float
@@ -67,10 +67,10 @@ class Done:
 
 @dataclass(frozen=True)
 class Setting:
-    """What every experiment is given.
+    """Options that every experiment receives.
 
-    `data` is the folder above `mnist/`, None for `$CNNGP_DATA` and the cache; `scheduler` the address of a Dask cluster
-    that computes the kernels; `budget` the seconds after which no further piece is begun.
+    `data` is the folder that contains `mnist/`, None for `$CNNGP_DATA` and the cache; `scheduler` the address of a Dask
+    cluster that computes the kernels; `budget` the time in seconds within which a further piece must fit to be started.
     """
 
     out: Path
@@ -82,26 +82,25 @@ class Setting:
     scheduler: str | None = None
     budget: float | None = None
     say: Callable[[str, str], None] = field(default=lambda name, text: None, compare=False)
-    """Told the name of each piece and what became of it."""
+    """Callback for printing: the name of each piece, and its state."""
     done: list[Done] = field(default_factory=list, compare=False)
-    """The pieces that this run used so far, in order."""
+    """Pieces that this run has used so far, in order."""
     _began: float = field(default_factory=time.monotonic, compare=False, repr=False)
 
     @property
     def actual_device(self) -> ActualDevice:
-        """The device that "auto" stands for here; refuses "cuda" where there is no card."""
+        """The device that "auto" means here; raises for "cuda" without a GPU."""
         devices.check_device(self.device)
         return devices.actual_device(self.device)
 
     def dataset(self, name: str, split: Split = "standard") -> Dataset:
-        """A set of images by its name; `DatasetError` in one line where it is not at hand."""
+        """Load a data set by its name; raises `DatasetError` if it is missing."""
         if self.data is not None and not self.data.is_dir():
             raise DatasetError(f"--data {self.data}: no such folder; expected the folder that holds {name}/")
         return load(name, split=split, data=self.data)
 
     def run(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
-        """The values of the pieces of an experiment, each told with its number; first how many there are, and about how
-        long they take."""
+        """Return the values of an experiment's pieces, after announcing how many there are and how long they take."""
         missing = [piece.seconds for piece in pieces if not self._file(piece.name).exists()]
         kept = len(pieces) - len(missing)
         said = f"{len(pieces)} pieces" + (f", {kept} of them from an earlier run" if kept else "")
@@ -111,8 +110,8 @@ class Setting:
         return [self.values(piece, f"{i} of {len(pieces)}, ") for i, piece in enumerate(pieces, start=1)]
 
     def values(self, piece: Piece, number: str = "") -> dict[str, Any]:
-        """The values of one piece: read where they are kept, else computed and kept, with the `seconds` that it took,
-        the `hardware` and the `software`."""
+        """Return the values of one piece, read from its file or else computed and saved, with the `seconds` that it
+        took, the `hardware` and the `software`."""
         name = piece.name
         if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name):
             raise ValueError(f"piece {name!r}: expected small letters, digits, dots and dashes")
@@ -142,7 +141,7 @@ class Setting:
         return kept
 
     def _kept(self, name: str, fingerprint: str) -> dict[str, Any] | None:
-        """A kept piece; None where there is none, where it is of something else, and where it is damaged."""
+        """Values of a kept piece; None if it is missing, damaged, or has another fingerprint."""
         try:
             header, arrays = files.read(self._file(name), "piece")
         except ModelFileError:
@@ -164,7 +163,7 @@ class Setting:
 
 
 def digest(*arrays: NDArray[Any]) -> str:
-    """A fingerprint of arrays by their type, shape and content."""
+    """Hash of arrays by type, shape and content."""
     h = hashlib.blake2b(digest_size=16)
     for a in arrays:
         h.update(f"{a.dtype.str}{a.shape}".encode())
@@ -174,7 +173,7 @@ def digest(*arrays: NDArray[Any]) -> str:
 
 @functools.cache
 def hardware(device: ActualDevice) -> str:
-    """The card by its name, or the processor with how many of its cores may be used."""
+    """Name of the GPU, or the processor with the number of available cores."""
     if device == "cuda":
         return f"one {devices.card_name()}"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -185,24 +184,24 @@ def hardware(device: ActualDevice) -> str:
 
 @functools.cache
 def software(device: ActualDevice) -> str:
-    """The versions of what a number may depend on: ours, Python's, and those of the libraries that compute here."""
+    """Versions that results may depend on: cnngp, Python, and the libraries that compute on this device."""
     versions = [f"cnngp {__version__}", f"Python {platform.python_version()}"]
     versions += [f"{library} {importlib.metadata.version(library.lower())}" for library in ("NumPy", "SciPy", "Numba")]
-    if device == "cuda":  # CuPy's distribution has a name for each CUDA version
+    if device == "cuda":  # the name of CuPy's distribution depends on the CUDA version
         versions.append(f"CuPy {devices.array_module(device).__version__}")
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # optional; what needs it says so
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # optional; experiments that need it raise
         versions.append(f"PyTorch {importlib.metadata.version('torch')}")
     return ", ".join(versions)
 
 
 def wait(a: Array) -> None:
-    """Until a card has finished what it was asked for."""
+    """Wait until a GPU has finished its queued work."""
     xp = namespace(a)
     if xp is not np:
         xp.cuda.Device().synchronize()
 
 
 def release(device: ActualDevice) -> None:
-    """Give the card's unused memory back, for other libraries and processes."""
+    """Release unused pooled GPU memory for other libraries and processes."""
     if device == "cuda":
         devices.release_pooled_memory()

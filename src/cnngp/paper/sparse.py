@@ -1,16 +1,16 @@
 """Variational classification with inducing points, the model of Figure 3: `fit` trains it.
 
-m of the training images, Z, drawn at random, are inducing points; there is one function f_c for each class, all of one
-kernel; u_c = f_c(Z) = L v_c with L Lᵀ = K_mm + jitter, and q(v_c) = N(μ_c, R_c R_cᵀ). For image n with a_n = L⁻¹ k_mn
+The inducing points Z are m training images, drawn at random. Each class has a function f_c, all with the same kernel;
+u_c = f_c(Z) = L v_c with L Lᵀ = K_mm + jitter, and q(v_c) = N(μ_c, R_c R_cᵀ). For image n with a_n = L⁻¹ k_mn
 
     q(f_nc) = N(a_nᵀ μ_c,  k_nn − a_nᵀa_n + |R_cᵀ a_n|²).
 
-The likelihood is RobustMax: p(y | f) = 1 − ε where f_y is the largest, ε/(C − 1) elsewhere, so all that is needed is
-the probability P_y that f_y is the largest of independent f_c ~ N(m_c, v_c), one integral by Gauss–Hermite quadrature:
+The likelihood is RobustMax: p(y | f) = 1 − ε if f_y is the largest, else ε/(C − 1). So only the probability P_y that
+f_y is the largest of independent f_c ~ N(m_c, v_c) is needed, one integral by Gauss–Hermite quadrature:
 
     P_y = ∫ N(f; m_y, v_y) Π_{c≠y} Φ((f − m_c)/√v_c) df
 
-Scaling all the functions by one factor changes nothing: an amplitude of the kernel has no effect with this likelihood.
+Scaling all functions by one factor changes nothing: the kernel's amplitude has no effect with this likelihood.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ Array = NDArray[Any]
 JITTER = 1e-6
 """Added to the diagonal of the inducing points' kernel matrix, in units of its mean."""
 _CHUNK = 4096
-"""Images whose features are made at a time, and about as many on which starts are compared."""
+"""Images per block of features, and about the number of images on which initial values are compared."""
 _NOISES, _SIZES = (0.03, 0.1, 0.3, 1.0, 3.0), (1.0, 2.0, 4.0, 8.0)
-"""Noise variances and sizes of the targets tried for the start, with the kernel's mean variance as unit."""
+"""Noise variances and target sizes tried for the initial values, with the kernel's mean variance as unit."""
 _LOWEST = -12.0
-"""log Φ(−12) is −75: below it nothing can be seen beside 1, and in float32 the derivative of log Φ loses its digits."""
+"""log Φ(−12) is −75: anything below is negligible beside 1, and in float32 the derivative of log Φ loses its digits."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """How a model is trained: Adam on minibatches, at a rate that falls to zero. The seed is of the inducing points and
-    the minibatches, `epsilon` the likelihood's chance that the label is not the largest function's."""
+    """Training options: Adam on minibatches, with a learning rate that falls to zero. The seed selects inducing points
+    and minibatches; `epsilon` is the likelihood's probability that the label is not that of the largest function."""
 
     inducing: int = 1_000
     epochs: int = 50
@@ -69,8 +69,8 @@ def fit(
 ) -> SparseGP:
     """Train on images X (N, C, H, W) with labels y (N,).
 
-    The kernel of a network is computed once, N × m entries; "rbf" is the squared exponential kernel of the pixels with
-    a learned lengthscale.
+    A network's kernel is computed once, N × m entries; "rbf" is the squared exponential kernel of the pixels with a
+    learned lengthscale.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise RuntimeError("device='cuda', but this build of PyTorch finds no GPU; install one with CUDA")
@@ -94,9 +94,9 @@ def fit(
 
 
 def whitened(K_mm: Any, K_nm: Any, k_n: Any, jitter: float = JITTER) -> tuple[Any, Any]:
-    """a_n, (N, m), and k_nn − a_nᵀa_n, (N,), which rounding does not take below the jitter.
+    """a_n, (N, m), and k_nn − a_nᵀa_n, (N,), clipped below at the jitter because of rounding.
 
-    The kernel is divided by its mean variance, which this likelihood cannot see.
+    The kernel is divided by its mean variance, which has no effect with this likelihood.
     """
     scale = K_mm.diagonal().mean()
     jittered = K_mm / scale + jitter * torch.eye(len(K_mm), dtype=K_mm.dtype, device=K_mm.device)
@@ -111,7 +111,7 @@ def whitened(K_mm: Any, K_nm: Any, k_n: Any, jitter: float = JITTER) -> tuple[An
 
 
 class GivenFeatures(torch.nn.Module):  # type: ignore[misc]
-    """Of a fixed kernel: one row of m + 1 numbers for each image, computed once."""
+    """Features of a fixed kernel: one row of m + 1 numbers for each image, computed once."""
 
     lengthscale = None
 
@@ -140,9 +140,9 @@ class GivenFeatures(torch.nn.Module):  # type: ignore[misc]
 
 
 class LearnedFeatures(torch.nn.Module):  # type: ignore[misc]
-    """Of the squared exponential kernel of pixels, in float64 and anew at every step.
+    """Features of the squared exponential kernel of pixels, recomputed in float64 at every step.
 
-    Distances are in units of their median, so that the lengthscale starts right and learns at a fitting rate.
+    Distances are in units of their median, which gives a suitable initial lengthscale and learning rate.
     """
 
     def __init__(self, Z: Array, dtype: Any, device: Any) -> None:
@@ -174,10 +174,10 @@ class LearnedFeatures(torch.nn.Module):  # type: ignore[misc]
 
 
 class SparseGP(torch.nn.Module):  # type: ignore[misc]
-    """One function for each class, all of one kernel, with the RobustMax likelihood."""
+    """Sparse variational GP: one function for each class, all with the same kernel, and the RobustMax likelihood."""
 
     elbo: Sequence[float] = ()
-    """The bound on the log likelihood of all labels after each pass over the data, in nats."""
+    """Evidence lower bound on the log likelihood of all labels for each pass over the data, in nats."""
 
     def __init__(self, features: Any, inducing: int, classes: int, epsilon: float = 1e-3, dtype: Any = None) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class SparseGP(torch.nn.Module):  # type: ignore[misc]
         self.root = torch.nn.Parameter(torch.eye(inducing, dtype=dtype).repeat(classes, 1, 1))
 
     def set_q(self, mean: Any, root: Any) -> None:
-        """μ (C, m) and R, (m, m) for all classes or (C, m, m)."""
+        """Set μ, (C, m), and R, (m, m) for all classes or (C, m, m)."""
         with torch.no_grad():
             self.mean.copy_(mean)
             self.root.copy_(root)
@@ -203,14 +203,14 @@ class SparseGP(torch.nn.Module):  # type: ignore[misc]
         return 0.5 * (R.square().sum() + self.mean.square().sum() - self.mean.numel()) - logs
 
     def bound(self, x: Any, y: Any, images: int) -> Any:
-        """The evidence lower bound for one of so many images, estimated without bias from a minibatch."""
+        """Unbiased minibatch estimate of the evidence lower bound, divided by the total number of `images`."""
         mean, variance = self(x)
         P = probability_of_largest(mean, variance, y)
         right, wrong = math.log1p(-self.epsilon), math.log(self.epsilon / (self.classes - 1))
         return (wrong + (right - wrong) * P).mean() - self.divergence() / images
 
     def predict_proba(self, X: Array) -> NDArray[np.float64]:
-        """P(label) of each image, (M, classes), in the order of the sorted labels."""
+        """Class probabilities of each image, (M, classes), in the order of the sorted labels."""
         with torch.no_grad():
             parts = [self.probabilities(x) for x in self.features.rows(X).split(_CHUNK)]
         return to_numpy(torch.cat(parts)).astype(np.float64)
@@ -227,8 +227,8 @@ class SparseGP(torch.nn.Module):  # type: ignore[misc]
 def probability_of_largest(mean: Any, variance: Any, labels: Any, nodes: int = 32) -> Any:
     """P(f_y is the largest) for independent f_c ~ N(mean_c, variance_c), (N,), at each row's label y.
 
-    Where all v_c are equal 32 nodes are within 3e-7 of the integral and 100 within 2e-15; where the √v_c differ by a
-    factor of 5, within 2e-3 and 2e-4.
+    If all v_c are equal, 32 nodes are within 3e-7 of the integral and 100 within 2e-15; if the √v_c differ by a factor
+    of 5, within 2e-3 and 2e-4.
 
     >>> probability_of_largest(torch.zeros(1, 3), torch.ones(1, 3), torch.tensor([0]))
     tensor([0.3333])
@@ -245,9 +245,9 @@ def probability_of_largest(mean: Any, variance: Any, labels: Any, nodes: int = 3
 
 
 def start(model: SparseGP, x: Any, y: Any) -> None:
-    """Set q to the posterior of regression on one-hot targets, whose noise and scale are those of the best bound.
+    """Initialise q with the posterior of regression on one-hot targets, with the noise and scale of the best bound.
 
-    From μ = 0 the bound has poor maxima in which some class is never the largest. Regression has a closed form:
+    Training from μ = 0 ends in poor maxima in which some class is never the largest. Regression has a closed form:
     S = (I + AᵀA/σ²)⁻¹, μ = S AᵀY/σ².
     """
     m = model.mean.shape[1]
@@ -264,7 +264,7 @@ def start(model: SparseGP, x: Any, y: Any) -> None:
             model.set_q(size * (S @ AY / noise).mT, torch.linalg.cholesky((S + S.mT) / 2))
 
         def bound(noise: float, size: float) -> float:
-            step = max(1, len(x) // _CHUNK)  # of all classes, also in sorted data
+            step = max(1, len(x) // _CHUNK)  # strided, so that sorted data still has all classes
             set_regression(noise, size)
             return float(model.bound(x[::step], y[::step], len(x)).item())
 
@@ -274,8 +274,8 @@ def start(model: SparseGP, x: Any, y: Any) -> None:
 def train(model: SparseGP, x: Any, y: Any, training: Training) -> list[float]:
     """Maximise the bound by Adam on minibatches.
 
-    Returns the bound of all labels in nats for each pass over the data, as the mean of its minibatches' unbiased
-    estimates.
+    Returns, for each pass over the data, the bound of all labels in nats: the mean of the unbiased minibatch estimates
+    times the number of images.
     """
     n, generator = len(x), torch.Generator().manual_seed(training.seed)
     steps = training.epochs * math.ceil(n / training.batch_size)

@@ -1,9 +1,9 @@
-"""Table 1: errors on MNIST of exact GPs with the paper's kernels, beside the published ones; and where it stopped.
+"""Table 1: errors on MNIST of exact GPs with the paper's kernels, beside the published ones.
 
-One matrix gives all errors. The paper's training and validation images together are the 60,000, so the matrix of all of
-them holds K(training) and K(validation, training) as blocks: about as many pairs as the paper's split alone, and two
-fits come out of it, the second on every image there is. Beyond the paper are that, the leave-one-out errors, and both
-gains of the ReLU.
+One matrix gives all errors. The paper's training and validation images are together the 60,000, so their matrix
+contains K(training) and K(validation, training) as blocks. It has about as many pairs as the paper's split alone, and
+allows two fits, the second on all images. That fit, the leave-one-out errors and both gains of the ReLU go beyond the
+paper.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TITLE = "Table 1: classification of MNIST"
 
 @dataclass(frozen=True)
 class Case:
-    """A network with the errors that were published for it, in percent."""
+    """A network with its published errors in percent."""
 
     label: str
     name: str
@@ -70,7 +70,7 @@ QUOTED = (
 
 @dataclass(frozen=True)
 class Table1Plan:
-    """How large the experiment is."""
+    """Size of the experiment."""
 
     train: int = 50_000
     validation: int = 10_000
@@ -84,7 +84,7 @@ QUICK = Table1Plan(train=1_000, validation=500, test=1_000)
 
 @dataclass(frozen=True)
 class SplitImages:
-    """Training images followed by the validation ones, and the test images. `X`: (N, C, H, W)."""
+    """Training images followed by validation images, `X` (N, C, H, W), and the test images."""
 
     name: str
     X: NDArray[np.float32]
@@ -95,7 +95,7 @@ class SplitImages:
 
     @classmethod
     def of(cls, data: Dataset, train: int, validation: int, test: int) -> SplitImages:
-        """The first images of each part of a set with a validation part."""
+        """Take the first images of each part of a data set that has a validation part."""
         if data.X_validation is None or data.y_validation is None:
             raise ValueError(f"{data.name} has no validation images; load it with split='paper'")
         X = np.concatenate([data.X[:train], data.X_validation[:validation]])
@@ -104,19 +104,19 @@ class SplitImages:
 
     @property
     def pairs(self) -> int:
-        """Of K(all, all) without its diagonal, each once, and K(test, all)."""
+        """Number of pairs in K(all, all), each once and without the diagonal, and in K(test, all)."""
         n = len(self.X)
         return n * (n - 1) // 2 + len(self.X_test) * n
 
     @functools.cached_property
     def facts(self) -> dict[str, Any]:
-        """What a piece depends on that uses them."""
+        """Dependencies of a piece that uses these images."""
         images = digest(self.X, self.y, self.X_test, self.y_test)
         return {"data": self.name, "images": images, "train": self.train}
 
 
 def run(setting: Setting, plan: Table1Plan | None = None, data: Dataset | None = None) -> Results:
-    """All rows; `data` needs a validation part and is MNIST unless given."""
+    """Compute all rows; `data` needs a validation part and defaults to MNIST."""
     plan = plan or (QUICK if setting.quick else FULL)
     cases = plan.cases or paper_cases()
     images = SplitImages.of(data or setting.dataset("mnist", "paper"), plan.train, plan.validation, plan.test)
@@ -135,15 +135,15 @@ def run(setting: Setting, plan: Table1Plan | None = None, data: Dataset | None =
 
 
 def estimate(setting: Setting, network: Network, images: SplitImages) -> float:
-    """About how many seconds a network's kernels and fits take: at half of what one H200, and two cores of an AMD EPYC,
-    were measured to do."""
+    """Approximate seconds for a network's kernels and fits, at half of the speed measured on one H200 and on two cores
+    of an AMD EPYC."""
     on_card = setting.actual_device == "cuda"
     kernels = images.pairs * network.shapes(images.X.shape[1:]).cost / (1.2e13 if on_card else 4.5e10)
     return 10.0 + kernels + (1.5e-13 if on_card else 3e-11) * len(images.X) ** 3
 
 
 def case_piece(setting: Setting, case: Case, images: SplitImages) -> Piece:
-    """One network: kernels, both fits, errors."""
+    """Piece for one network: kernels, both fits, errors."""
 
     def compute() -> dict[str, Any]:
         kernel = Kernel(case.network, setting.device, threads=setting.threads)
@@ -178,9 +178,9 @@ def rows_of(
 def network_errors(
     setting: Setting, kernel: Kernel, images: SplitImages, label: str, *, keep: bool = False
 ) -> dict[str, Any]:
-    """Errors in percent and seconds of a network's GP; `label` names its matrices where they go through a store.
+    """Errors in percent and times in seconds of a network's GP; `label` names its matrices if they go through a store.
 
-    With `keep` they do, so that a killed run computes no tile twice.
+    With `keep` they do, so that a run continued after a kill computes no tile twice.
     """
     n = len(images.X)
     memory.require((np.dtype(kernel.dtype).itemsize + 8) * n * n, f"an exact fit of {n:,} images", kernel.device)
@@ -196,7 +196,7 @@ def network_errors(
 
 
 def _matrices(setting: Setting, kernel: Kernel, images: SplitImages, label: str, keep: bool) -> tuple[Any, Any]:
-    """K(all, all) and K(test, all): on the device, or through a store, where a cluster may fill it."""
+    """K(all, all) and K(test, all), computed on the device, or through a store that a cluster may fill."""
     X, T, output = images.X, images.X_test, output_on(kernel.device)
     if setting.scheduler is None and not keep:
         return kernel(X, output=output), kernel(T, X, output=output)
@@ -205,14 +205,14 @@ def _matrices(setting: Setting, kernel: Kernel, images: SplitImages, label: str,
         from cnngp.cluster import connect
 
         client = connect(setting.scheduler)
-    folder = (setting.out / "stores").resolve()  # workers may have another current folder
+    folder = (setting.out / "stores").resolve()  # workers may have another working directory
     with client as at:
         K = gram(kernel, X, store=folder / f"{label}.zarr", client=at)[:]
         return K, gram(kernel, T, X, store=folder / f"{label}-test.zarr", client=at)[:]
 
 
 def fits(images: SplitImages, K: Any, K_test: Any, kernel: Kernel) -> dict[str, Any]:
-    """Both fits: on the training images, and on all of them."""
+    """Results of both fits: on the training images, and on all images."""
     n = images.train
 
     def fitted(K: Any, K_test: Any) -> tuple[GPClassifier, dict[str, Any]]:
@@ -228,12 +228,12 @@ def fits(images: SplitImages, K: Any, K_test: Any, kernel: Kernel) -> dict[str, 
 
     clf, values = fitted(K[:n, :n], K_test[:, :n])
     values = {"validation_error": percent(clf.predict(K=K[n:, :n]) != images.y[n:]), **values}
-    del clf  # its buffer, before the next one is made
+    del clf  # frees its buffer before the next fit
     return values | {"all": {"images": len(images.X), **fitted(K, K_test)[1]}}
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
-    """Test errors of the first table, ours beside the published ones."""
+    """Draw the test errors of the first table, ours beside the published ones."""
     table = tables(results["rows"])[0]
     whole = next((quantity for quantity in table.quantities if quantity.endswith(": test")), "")
     figure, axes = new_figure(7.2, 0.42 * len(table.lines) + 1.1)

@@ -1,4 +1,4 @@
-"""What is shown of a fit: evaluation, report, pictures, and a viewer in the browser. Names load when first used."""
+"""Presentation of a fit: evaluation, report, pictures, and a viewer in the browser. Names load when first used."""
 
 from cnngp.common.optional import lazy_names
 

@@ -1,4 +1,4 @@
-"""What a fitted model says of images, as plain values: for `cnngp predict`, notebooks and the viewer."""
+"""Predictions of a fitted model for images, as plain values for `cnngp predict`, notebooks and the viewer."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from cnngp.network.layers import NetworkError
 from . import page, plots
 from .suspects import Decisions, suspect_labels
 
-_BLOCK = 256  # images whose kernels are held at a time
+_BLOCK = 256  # images per block of kernels
 _VOICES, _EXAMPLES, _SHOWN = 7, 5, 10
 
 
 def answers(model: Any, X: NDArray[Any], coverage: float | None = None, voices: int = 5) -> Iterator[dict[str, Any]]:
-    """For each image: its class with probabilities, or its number; novelty; the training images behind that.
+    """Predict each image: class with probabilities, or number; novelty; and the training images behind the prediction.
 
-    With a `coverage` also `set`, the classes that it may have, or `interval`, where its number lies: None at an end
-    that too few training images leave open. See `predict_set` and `predict_interval`.
+    With a `coverage` also `set`, the classes of the prediction set, or `interval` for a number, with None for an end
+    that too few training images leave unbounded. See `predict_set` and `predict_interval`.
     """
     for start in range(0, len(X), _BLOCK):
         yield from told(model, *kernels(model, X[start : start + _BLOCK]), coverage, voices)
@@ -39,12 +39,12 @@ def answers(model: Any, X: NDArray[Any], coverage: float | None = None, voices: 
 def told(
     model: Any, K: NDArray[Any], diagonal: NDArray[Any], coverage: float | None = None, voices: int = 5
 ) -> Iterator[dict[str, Any]]:
-    """The same from K(images, training) and k(x, x)."""
+    """Like `answers`, from K(images, training) and k(x, x)."""
     return (_classes if isinstance(model, GPClassifier) else _numbers)(model, K, diagonal, coverage, voices)
 
 
 def kernels(model: Any, X: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """K(images, training) and k(x, x), as `K` and `diagonal` of what a model is asked."""
+    """K(images, training) and k(x, x): the arguments `K` and `diagonal` of a model's methods."""
     fit = model.fit_
     asked = Asked(np.asarray(X, fit.only_kernel.dtype))
     return np.concatenate([to_numpy(block) for _, block in fit.blocks(asked)]), fit.diagonal(asked)
@@ -96,18 +96,18 @@ def _numbers(
 
 
 def pixels_of(model: Any, file: Path | bytes, largest: int = 1, max_pixels: int = MAX_PIXELS) -> NDArray[np.float32]:
-    """An image file, or its content, as the model's training images are, whose pixels go up to `largest`, 1 or 255."""
+    """Read an image file, or its content, in the model's shape; `largest` is the scale of its pixels, 1 or 255."""
     pixels = read_image(file, model.input_shape_, model.image_aspect_ or "squash", max_pixels)
     return pixels.astype(np.float32) / np.float32(255.0 if largest == 1 else 1.0)
 
 
 def where(model: Any, X: NDArray[Any]) -> NDArray[np.float64] | None:
-    """What each pixel does to what is predicted, in the shape of X; None of a kernel that has no gradient."""
+    """Effect of each pixel on the prediction (saliency), in the shape of X; None if the kernel has no gradient."""
     if model.kind == "ntk":
         return None
     try:
         return np.asarray(model.saliency(X))
-    except NetworkError:  # of a step, whose kernel has infinite slopes
+    except NetworkError:  # such as for Step, whose kernel has infinite slopes
         return None
 
 
@@ -115,9 +115,9 @@ def where(model: Any, X: NDArray[Any]) -> NDArray[np.float64] | None:
 
 
 class Answers:
-    """A fitted model, its most suspect labels, and what was decided about them, in the file `labels`.
+    """Contents of the viewer's page: a fitted model, its most suspect labels, and decisions in the file `labels`.
 
-    `largest` is the pixels' scale that the model was fitted on, 1 or 255.
+    `largest` is the scale of the pixels that the model was fitted on, 1 or 255.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Answers:
         return len(self.model.X_)
 
     def about(self) -> dict[str, Any]:
-        """All that the page shows before an image is given."""
+        """Everything that the page shows before an image is given."""
         model, fit, X = self.model, self.model.fit_report_, self._pictures
         features = "" if model.pictures_ is None else " features"
         about = f"{fit.images:,} training images of {' × '.join(map(str, model.input_shape_))}{features}"
@@ -176,7 +176,7 @@ class Answers:
             about += f", leave-one-out error {share_for_people(error, n)[0] if self._classes else f'{error:.4g}'}"
         about += ", not clearly better than guessing" if self._guessing else ""
         self.decisions.refresh()
-        # Drawings are to be as training images are: light on dark by the pixels at their border, and as large.
+        # Drawings should match the training images: light on dark if those have dark borders, and the same size.
         border = np.concatenate([X[:, :, 0], X[:, :, -1]], axis=2), np.concatenate([X[..., 0], X[..., -1]], axis=2)
         light = bool(np.median(np.concatenate([edges.ravel() for edges in border])) < self._largest / 2)
         ink = (X[:1000, 0] > self._largest / 2) == light
@@ -199,7 +199,7 @@ class Answers:
         return {key: _printable(value) for key, value in shown.items()}
 
     def _suspect(self, suspect: dict[str, Any]) -> dict[str, Any]:
-        """A suspect label for the page, with what was decided about it."""
+        """A suspect label for the page, with its decision."""
         line, score = self.decisions.lines.get(suspect["row"], {}), suspect["score"]
         words = {key: str(suspect[key]) for key in ("given", "proposed", "name")}
         doubt = {"probability": 1.0 - score}
@@ -212,7 +212,7 @@ class Answers:
         return plots.picture(self._pictures[row])
 
     def where(self, file: bytes) -> dict[str, Any]:
-        """Where the model looks in an image file's content; None where its kernel has no gradient."""
+        """Saliency picture for the content of an image file; None if the kernel has no gradient."""
         x = self._read(file)
         found = where(self.model, x[None])
         return {"where": None if found is None else page.inline(plots.saliency(x, found[0]))}
@@ -228,17 +228,17 @@ class Answers:
             raise DatasetError("this is not a picture that can be read; try a PNG or JPEG file") from None
 
     def look(self, file: bytes) -> dict[str, Any]:
-        """What the model says of an image file's content, and the training images behind it."""
+        """Predict the content of an image file, with the training images behind the prediction."""
         x = self._read(file)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a jitter, or a drawing's scale: the fit has said so already
+            warnings.simplefilter("ignore")  # about jitter or a drawing's scale; the fit has already warned
             said = next(answers(self.model, x[None], self._coverage, _VOICES))
         likely = sorted(said.get("probabilities", {}).items(), key=lambda pair: -pair[1])[:_SHOWN]
         shown = {"probabilities": [{"class": c, "probability": p} for c, p in likely]}
         return {**_printable(said | shown), "picture": page.inline(plots.picture(x))}
 
     def decide(self, asked: Any) -> dict[str, Any]:
-        """Note a decision about a suspect label: {row, decision, label}."""
+        """Record a decision about a suspect label: {row, decision, label}."""
         by_row = {suspect["row"]: suspect for suspect in self.suspects}
         if not isinstance(asked, dict) or not is_whole(asked.get("row"), least=0) or asked["row"] not in by_row:
             raise ValueError("a decision needs the row of a suspect label")
@@ -253,8 +253,8 @@ class Answers:
         return {key: _printable(value) for key, value in self._saved().items()}
 
     def _examples(self) -> list[int]:
-        """Rows of training images to try the page with: of different classes, whose labels the others confirm, or with
-        numbers from the smallest to the largest."""
+        """Rows of example images for the page: the most certain of several classes by leave-one-out, or with numbers
+        from the smallest to the largest."""
         model = self.model
         if model.inducing_rows_ is not None or model.pictures_ is not None:
             return []
@@ -275,7 +275,7 @@ def _number(text: str) -> str | None:
 
 
 def _printable(value: Any) -> Any:
-    """The same with every word, at any depth, in characters that a page shows."""
+    """The value with all strings in it, at any depth, made printable."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What a run finds about a classifier: errors, how honest its probabilities are, sets, and images worth a look."""
+"""Evaluation of a classifier: errors, calibration of its probabilities, prediction sets, and images worth a look."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from . import page, plots
 from .evaluation import COVERAGE, TRIED, Array, Evaluation, counted, likelihood, word
 
 CLEAR = 0.6
-"""The probability from which on a wrong prediction is a confident one."""
+"""Probability from which a wrong prediction counts as confident."""
 _IMAGES_A_BIN, _FEWEST_BINS, _MOST_BINS = 10, 5, 15
 
 
 class Classes(Evaluation):
-    """A fitted classifier on a data set."""
+    """Evaluation of a fitted classifier on a data set."""
 
     command, title = "classify", "Exact Gaussian process classification"
     texts: ClassVar[dict[str, tuple[str, str]]] = {
@@ -54,7 +54,7 @@ class Classes(Evaluation):
         self.classes = tuple(map(word, clf.classes_))
         super().__init__(clf, data)
         self.confusion = np.zeros((len(self.classes),) * 2, np.int64)
-        """Of the test set, or of the leave-one-out predictions where there is none; rows are the labels."""
+        """Confusion matrix of the test set, or by leave-one-out if there is none; rows are the labels."""
         codes, P = self.found
         np.add.at(self.confusion, (codes, P.argmax(1)), 1)
 
@@ -62,7 +62,7 @@ class Classes(Evaluation):
         return (self.model.loo_probabilities_,)
 
     def _labels(self, y: Any) -> Array:
-        """The numbers of labels among the classes."""
+        """Indices of the labels among the classes."""
         check_labels(self.model.classes_, y)
         return np.asarray(np.searchsorted(self.model.classes_, y))
 
@@ -75,7 +75,7 @@ class Classes(Evaluation):
     # ---- images worth a look -------------------------------------------------------------------------------------
 
     def _worth_a_look(self) -> tuple[Array, Array]:
-        """The least certain, and wrong predictions of test images, the most certain first."""
+        """Rows by increasing certainty, and wrong predictions of test images, the most certain first."""
         codes, P = self.found
         uncertain = np.argsort(P.max(1), kind="stable")
         wrong = np.flatnonzero(P.argmax(1) != codes) if self.tested else uncertain[:0]
@@ -169,7 +169,7 @@ class Classes(Evaluation):
 
 
 def check_labels(y: Any, y_test: Any) -> None:
-    """Refuse a test set with labels that are not in training; worth doing before the kernel is computed."""
+    """Raise if the test set has labels that are missing from training; call it before the kernel is computed."""
     unknown = np.setdiff1d(y_test, y)
     if len(unknown):
         raise DataError(
@@ -179,7 +179,7 @@ def check_labels(y: Any, y_test: Any) -> None:
 
 
 def bins_for(top: NDArray[np.float64]) -> int:
-    """The number of bins of the reliability curve: so few that images that are not all but certain fill them."""
+    """Number of bins of the reliability curve, few enough that images with uncertain predictions fill them."""
     uncertain = np.count_nonzero(top < 1.0 - 1.0 / _MOST_BINS)
     return int(np.clip(uncertain // _IMAGES_A_BIN, _FEWEST_BINS, _MOST_BINS))
 

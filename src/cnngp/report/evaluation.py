@@ -1,4 +1,4 @@
-"""What a run finds about a fitted model: the frame that classes and numbers share, as plain values and pictures."""
+"""Evaluation of a fitted model, as plain values and pictures: the base class for classification and regression."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from .suspects import SuspectLabels, suspect_labels
 
 Array = NDArray[Any]
 PICTURES = 12
-"""Of each kind."""
-_OPERATIONS = 4 * 10**10  # of the pairs of images whose gradients are taken
+"""Largest number of pictures of each kind."""
+_OPERATIONS = 4 * 10**10  # budget for saliency: kernel operations over all pairs of shown and training images
 TRIED = 500
-"""Test images on which sets and intervals are tried."""
+"""Number of test images on which sets and intervals are evaluated."""
 COVERAGE = 0.9
-"""How often these are to hold the truth."""
+"""Coverage that is asked of them."""
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A training image behind a prediction, its label, and what is said of it."""
+    """A training image behind a prediction, its label, and its share in the prediction or its similarity."""
 
     pixels: Array
     label: str
@@ -40,41 +40,41 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Picture:
-    """An image with what was predicted for it, and the label that it has."""
+    """An image with its prediction and its label."""
 
     pixels: Array
     label: str
     predicted: str
     sure: str
-    """How sure that is."""
+    """Certainty of the prediction, in words."""
     name: str | None = None
     facts: dict[str, Any] = field(default_factory=dict)
-    """More for JSON."""
+    """Further values for JSON."""
     wrong: bool = False
     suspect: bool = False
     neighbours: tuple[Neighbour, ...] = ()
     saliency: Array | None = None
-    """What each pixel does to the prediction, where that is known."""
+    """Effect of each pixel on the prediction, if known."""
 
     def as_dict(self) -> dict[str, Any]:
-        """The words and numbers, for JSON."""
+        """Words and numbers for JSON."""
         return {"name": self.name, "label": self.label, "predicted": self.predicted, **self.facts}
 
 
 class Evaluation(ABC):
-    """A fitted model on its training images, left out, and on those for validation and tests."""
+    """Evaluation of a fitted model by leave-one-out, and on validation and test images."""
 
     command: ClassVar[str]
     title: ClassVar[str]
     texts: ClassVar[dict[str, tuple[str, str]]]
     """Heading and first paragraph of the sections `coverage`, `wrong`, `suspect` and `uncertain`."""
     behind: ClassVar[str]
-    """What answers call the training images behind a prediction."""
+    """Key under which answers list the training images behind a prediction."""
     test: Any = None
-    """Scores of the test images, None where there are none; `validation` likewise, `loo` of those left out."""
+    """Scores on the test images, or None without any; `validation` likewise; `loo` are the leave-one-out scores."""
     validation: Any = None
     suspects: SuspectLabels | None = None
-    """None of a model that is no better than guessing: that it contradicts a label says nothing."""
+    """None for a model no better than guessing, because its contradicting a label means nothing."""
     suspect: tuple[Picture, ...] = ()
 
     def __init__(self, model: Any, data: Dataset) -> None:
@@ -85,7 +85,7 @@ class Evaluation(ABC):
         self.guessing = model.fit_report_.guessing is not None or model.fit_report_.no_better is not None
         self.predict_seconds, self._held = 0.0, None
         self.left_out = self.found = self._labels(np.asarray(model.y_)[model.loo_rows_]), *self._left_out()
-        """Labels and predictions by leave-one-out; `found` has those of the test set where there is one."""
+        """Labels and predictions by leave-one-out; `found` has those of the test set if there is one."""
         self.loo = self._scores(*self.left_out)
         if self.tested:
             start = time.perf_counter()
@@ -98,7 +98,7 @@ class Evaluation(ABC):
         if data.X_validation is not None:
             self.validation = self._scores(self._labels(data.y_validation), *self._predict(data.X_validation))
         self.coverage = self._coverage()
-        """How often sets or intervals, asked to hold the truth so often, held it, and how large they were."""
+        """Measured coverage and size of the sets or intervals, beside the coverage that was asked for."""
         uncertain, wrong = (rows[:PICTURES] for rows in self._worth_a_look())
         self.uncertain = tuple(map(self._picture, uncertain)) if self.tested else ()
         self.wrong = tuple(map(self._picture, wrong))
@@ -110,71 +110,71 @@ class Evaluation(ABC):
 
     @abstractmethod
     def _left_out(self) -> tuple[Array, ...]:
-        """Predictions of the training images."""
+        """Leave-one-out predictions of the training images."""
 
     @abstractmethod
     def _labels(self, y: Any) -> Array:
-        """Labels as they are scored."""
+        """Convert labels to the form in which they are scored."""
 
     @abstractmethod
     def _predict(self, X: Any = None, **kernels: Any) -> tuple[Array, ...]:
-        """What the model says of images, or by their kernels."""
+        """Predictions for images, or from their kernels."""
 
     @abstractmethod
     def _scores(self, labels: Array, *found: Array) -> Any:
-        """How good predictions are: a dataclass that prints as its numbers."""
+        """Scores of predictions: a dataclass that prints as its numbers."""
 
     @abstractmethod
     def _coverage(self) -> dict[str, Any] | None:
-        """Sets or intervals, tried."""
+        """Measured coverage of sets or intervals; None if they were not evaluated."""
 
     @abstractmethod
     def _worth_a_look(self) -> tuple[Array, Array]:
-        """Rows of what was found: the most uncertain first, and those that are wrong."""
+        """Rows of `found`: by decreasing uncertainty, and the wrong ones in the order to show."""
 
     @abstractmethod
     def _said(self, row: int) -> dict[str, Any]:
-        """The words of the picture in a row of what was found."""
+        """Fields of the `Picture` for one row of `found`, except its pixels and name."""
 
     @abstractmethod
     def _doubt(self, score: float) -> tuple[str, dict[str, Any]]:
-        """How much a label is doubted, in words and for JSON."""
+        """Doubt about a label, in words and for JSON."""
 
     @abstractmethod
     def covered(self) -> list[tuple[str, str]]:
-        """What `coverage` says, by name."""
+        """`coverage` as lines: (name, text)."""
 
     @abstractmethod
     def tiles(self) -> list[tuple[str, str]]:
-        """The numbers that a report begins with: each with what it is."""
+        """Headline numbers of the report: (value, name)."""
 
     @abstractmethod
     def summary(self) -> str:
-        """Those numbers in a sentence or two."""
+        """The main numbers in a few sentences."""
 
     @abstractmethod
     def figures(self) -> tuple[str, list[str]]:
-        """A heading, and the figures of the scores."""
+        """Heading and HTML of the figures on the scores."""
 
     def _beside(self, scores: Any, images: int) -> str:
-        """What is printed beside scores of so many images."""
+        """Text printed after the scores of this number of images."""
         return ""
 
     def _label(self, label: Any) -> str:
-        """A label as people read it."""
+        """A label as text for people."""
         return word(label)
 
     # ---- what is said --------------------------------------------------------------------------------------------
 
     def lines(self) -> list[tuple[str, str]]:
-        """What is printed of the scores, by name."""
+        """Scores as printed lines: (name, text)."""
         of = [("validation", self.validation, self.validated), ("test", self.test, self.tested)]
         of.append(("leave-one-out", self.loo, self.loo_images))
         told = [(name, f"{scores}{self._beside(scores, n)}") for name, scores, n in of if scores is not None]
         return told + self.covered()
 
     def sections(self) -> str:
-        """The sections on coverage, and on single images."""
+        """HTML sections on coverage and on single images."""
         suspect = "" if self.suspects is None else f"<p>{escape(self.suspects.sentence)}</p>{page.grid(self.suspect)}"
         uncertain, covered = page.grid(self.uncertain), page.table(self.covered()) if self.covered() else ""
         shown = {"coverage": covered, "wrong": self.shown_mistakes(), "suspect": suspect, "uncertain": uncertain}
@@ -185,11 +185,11 @@ class Evaluation(ABC):
         return found
 
     def shown_mistakes(self) -> str:
-        """The pictures of `wrong` that are worth showing."""
+        """HTML of the pictures in `wrong` that are worth showing."""
         return page.grid(self.wrong)
 
     def as_dict(self) -> dict[str, Any]:
-        """The numbers, for JSON."""
+        """All numbers for JSON."""
         scores, counts = {"test": self.test, "loo": self.loo, "validation": self.validation}, None
         if (s := self.suspects) is not None:
             counts = {"beyond_errors": s.beyond_errors, "expected_by_errors": s.expected}
@@ -209,20 +209,20 @@ class Evaluation(ABC):
     # ---- images --------------------------------------------------------------------------------------------------
 
     def _of_test(self, rows: Any) -> dict[str, Any]:
-        """Kernels of some test images with the training images: what `predict_set` and its like are asked."""
+        """Kernels of some test images with the training images, as arguments of `predict_set` and similar methods."""
         if self._held is None:
             K, diagonal = kernels(self.model, self.data.X_test[rows])
-        else:  # of a small test set
+        else:  # kept for a small test set
             K, diagonal = (held[rows] for held in self._held)
         return {"K": K, "diagonal": diagonal}
 
     @property
     def _shown(self) -> Array:
-        """Training images, or the pictures of what was given features of."""
+        """Training images, or for features the pictures that they were computed from."""
         return self.data.X if self.data.pictures is None else self.data.pictures
 
     def _picture(self, row: int) -> Picture:
-        """The test image in a row of what was found, or the training image where there are no tests."""
+        """The `Picture` of one row of `found`: a test image, or a training image if there is no test set."""
         data, at = self.data, row
         if self.tested:
             X, names = data.X_test if data.pictures_test is None else data.pictures_test, data.names_test
@@ -231,12 +231,12 @@ class Evaluation(ABC):
         return Picture(X[at], name=None if names is None else word(names[at]), **self._said(row))
 
     def _explained(self, rows: Array) -> tuple[Picture, ...]:
-        """The pictures of `wrong` with the training images behind their predictions, and where the model looks."""
+        """The pictures of `wrong` with the training images behind each prediction, and with saliency."""
         model, pictures = self.model, self.data.pictures
         terms, kept = model.fit_.only_kernel.terms, model.inducing_rows_
         shapes = [t.kernel.network.shapes(t.preparation.output_shape(model.input_shape_)) for t in terms]
         pair = sum(shape.cost for shape in shapes) * len(model.X_)
-        seen = self.data.X_test[rows[: _OPERATIONS // max(pair, 1)]]  # no more images than some seconds allow
+        seen = self.data.X_test[rows[: _OPERATIONS // max(pair, 1)]]  # as many images as take a few seconds
         places = where(model, seen) if len(seen) and pictures is None else None
         found = []
         for i, said in enumerate(told(model, **self._of_test(rows), voices=3)):
@@ -253,7 +253,7 @@ class Evaluation(ABC):
         return tuple(found)
 
     def _suspect(self, suspects: SuspectLabels) -> tuple[Picture, ...]:
-        """The first of the suspect labels; what is predicted is what the others propose."""
+        """Pictures of the most suspect labels; `predicted` is the label that the other images propose."""
         found = []
         for row, score, given, proposed, name in zip(*suspects.columns.values(), strict=True):
             doubt, facts = self._doubt(float(score))
@@ -263,16 +263,16 @@ class Evaluation(ABC):
 
 
 def word(name: object) -> str:
-    """A class or a file's name, as people read it."""
+    """A class or file name as printable text."""
     return printable(str(name))
 
 
 def counted(share: float, count: int) -> str:
-    """A share of `count` images, with the interval of it where they are few."""
+    """A share of `count` images as text, with its confidence interval if they are few."""
     value, remark = share_for_people(share, count)
     return f"{value} ({remark})" if remark else value
 
 
 def likelihood(value: float | None) -> tuple[str, str]:
-    """A log marginal likelihood for people, and what it is."""
+    """A log marginal likelihood as text, and its name."""
     return "not known" if value is None else page.minus(f"{value:,.0f}"), "log marginal likelihood"

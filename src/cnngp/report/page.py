@@ -1,4 +1,4 @@
-"""Pages: one HTML file each, with its pictures inside, to be mailed and opened anywhere; and that of a run."""
+"""Self-contained HTML pages, with pictures inside the file so that it can be mailed; and the report page of a run."""
 
 from __future__ import annotations
 
@@ -59,22 +59,22 @@ $body
 
 
 def whole(title: str, style: str, body: str) -> str:
-    """A page; `style` is the CSS that it has beyond what all pages share."""
+    """Return a whole page; `style` is CSS in addition to that of all pages."""
     return _PAGE.substitute(icon=_ICON, title=escape(title), style=style.strip(), body=body.strip())
 
 
 def inline(png: bytes) -> str:
-    """A picture as the `src` of an <img>."""
+    """A PNG picture as a data URL for the `src` of an <img>."""
     return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
 def minus(number: str) -> str:
-    """A number with a minus sign instead of a hyphen."""
+    """A number with a typographic minus sign instead of a hyphen."""
     return number.replace("-", "\N{MINUS SIGN}")
 
 
 def table(rows: Sequence[tuple[str, str]]) -> str:
-    """Names, and what stands beside them."""
+    """HTML table of (name, text) rows."""
     lines = [f"<tr><th>{escape(name)}</th><td>{escape(said)}</td></tr>" for name, said in rows]
     return f"<table>{''.join(lines)}</table>"
 
@@ -85,7 +85,7 @@ def figure(png: bytes, caption: str) -> str:
 
 
 def grid(pictures: Iterable[Picture]) -> str:
-    """The pictures with their words; nothing for none."""
+    """HTML grid of pictures with their captions; "" without pictures."""
     cells = []
     for p in pictures:
         predicted, label = escape(p.predicted), escape(p.label)
@@ -154,7 +154,7 @@ $times
 
 
 def render(e: Evaluation, command: str, versions: str) -> str:
-    """The whole page as text; `command` repeats the run."""
+    """Return the report of a run as HTML; `command` repeats the run."""
     model, fit = e.model, e.model.fit_report_
     kernel = model.fit_.only_kernel.terms[0]
     times = [
@@ -193,7 +193,7 @@ better than guessing, so what it says of single images means little.</p>
 
 
 def _learned(learned: Learned) -> str:
-    """What the network's variances were and are, and the loss on the way."""
+    """HTML section on learning: the network's variances and the loss, before and after."""
     rows = [
         (f"{c.name}, {c.places} layer{'s' if c.places > 1 else ''}", f"{c.before:.4g} → {c.after:.4g}")
         for c in learned.changes

@@ -1,4 +1,4 @@
-"""The figures of a report, as PNG bytes."""
+"""Figures of a report as PNG bytes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from cnngp.gp.calibration import Reliability
 Array = NDArray[Any]
 _INK = "#1f2933"
 _BLUE, _ORANGE = "#2b6cb0", "#c05621"
-# Letters of a class's name that there is room for at an axis.
+# Number of characters of a class name that fit at an axis.
 _NAME = 20
 
 
 def confusion(counts: NDArray[np.int64], classes: Sequence[str]) -> bytes:
-    """Labels against predictions, mistakes in orange; the deeper a colour, the larger the share of the label."""
+    """Confusion matrix with mistakes in orange; a deeper colour is a larger share of the label."""
     n = len(classes)
     figure, axes = new_figure(max(4.2, 0.42 * n + 1.4), max(3.9, 0.40 * n + 1.2))
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
@@ -41,7 +41,7 @@ def confusion(counts: NDArray[np.int64], classes: Sequence[str]) -> bytes:
 
 
 def reliability(curve: Reliability) -> bytes:
-    """How often predictions of each confidence are right, over how many there are."""
+    """Reliability diagram: accuracy by confidence, above the number of images in each bin."""
     figure, (upper, lower) = new_figure(4.4, 4.6, rows=2, height_ratios=[3, 1], sharex=True)
     width = 1.0 / len(curve.count)
     centres = (np.arange(len(curve.count)) + 0.5) * width
@@ -66,7 +66,7 @@ def reliability(curve: Reliability) -> bytes:
 
 
 def predictions(measured: Array, mean: Array, std: Array) -> bytes:
-    """Predicted against measured numbers with error bars, and the line on which they are equal."""
+    """Predicted against measured numbers with error bars, and the diagonal."""
     figure, axes = new_figure(4.6, 4.4)
     ends = [min(measured.min(), mean.min()), max(measured.max(), mean.max())]
     axes.plot(ends, ends, color="#9aa5b1", linewidth=1, linestyle="--")
@@ -78,7 +78,7 @@ def predictions(measured: Array, mean: Array, std: Array) -> bytes:
 
 
 def _name_ticks(axes: Any, places: Sequence[float], classes: Sequence[str]) -> None:
-    """Both axes with the classes' names: as they are, a dollar sign begins no formula; long ones without the middle."""
+    """Put class names on both axes, literally (a dollar sign starts no formula) and shortened in the middle if long."""
     tail = _NAME // 3
     names = [c if len(c) <= _NAME else f"{c[: _NAME - tail - 1]}…{c[-tail:]}" for c in map(printable, classes)]
     axes.set_xticks(places, names, rotation=0 if max(map(len, names)) <= 3 else 90, fontsize=8, parse_math=False)
@@ -86,9 +86,9 @@ def _name_ticks(axes: Any, places: Sequence[float], classes: Sequence[str]) -> N
 
 
 def picture(pixels: Array) -> bytes:
-    """One image (C, H, W) in its own pixels; one channel is grey, three are colour, others show the first.
+    """One image (C, H, W) at its own resolution: grey, or colour for three channels; otherwise the first channel.
 
-    Of a volume (C, D, H, W) the middle slice is shown, and signals (C, length) are drawn as curves.
+    For a volume (C, D, H, W) the middle slice is shown, and signals (C, length) are drawn as curves.
     """
     need_matplotlib()
     if pixels.ndim == 2:
@@ -96,7 +96,7 @@ def picture(pixels: Array) -> bytes:
     elif pixels.ndim == 4:
         pixels = pixels[:, pixels.shape[1] // 2]
     low, high = float(pixels.min()), float(pixels.max())
-    if low >= 0.0 and high <= 1.0:  # as dark as it is
+    if low >= 0.0 and high <= 1.0:  # keep the brightness of a dark image
         high = 1.0
     unit = np.clip((pixels - min(low, 0.0)) / max(high - min(low, 0.0), 1e-12), 0.0, 1.0)
     rgb = np.moveaxis(unit, 0, 2) if len(pixels) == 3 else np.repeat(unit[0][:, :, None], 3, axis=2)
@@ -104,7 +104,7 @@ def picture(pixels: Array) -> bytes:
 
 
 def saliency(pixels: Array, where: Array) -> bytes:
-    """An image (C, H, W) in grey, in orange where it counts; `where` is a number for each pixel, of any scale."""
+    """An image (C, H, W) in grey, overlaid with orange where |`where`| is large; `where` has any scale."""
     size = np.abs(where).reshape(-1, *pixels.shape[1:]).sum(0)
     share = np.clip(size / max(float(np.quantile(size, 0.99)), 1e-30), 0.0, 1.0)[..., None]
     low, high = float(pixels.min()), float(pixels.max())
@@ -113,7 +113,7 @@ def saliency(pixels: Array, where: Array) -> bytes:
 
 
 def _image(rgb: Array) -> bytes:
-    """(H, W, RGB) from 0 to 1 in its own pixels."""
+    """PNG of an array (H, W, 3) from 0 to 1, one pixel for each entry."""
     import matplotlib.image
 
     out = io.BytesIO()

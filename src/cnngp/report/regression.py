@@ -1,4 +1,4 @@
-"""What a run finds about a regressor: errors, how honest its error bars are, intervals, and images worth a look."""
+"""Evaluation of a regressor: errors, calibration of its error bars, intervals, and images worth a look."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class NumberScores:
-    """How good predictions of numbers are: R² (None where the numbers do not differ), error, and log density."""
+    """Scores of predicted numbers: R² (None if all numbers are equal), root mean square error, mean log density."""
 
     r2: float | None
     rmse: float
@@ -37,7 +37,7 @@ class NumberScores:
 
 
 class Numbers(Evaluation):
-    """A fitted regressor of one number an image on a data set."""
+    """Evaluation of a fitted regressor, with one number for each image, on a data set."""
 
     command, title = "regress", "Exact Gaussian process regression"
     texts: ClassVar[dict[str, tuple[str, str]]] = {
@@ -82,7 +82,7 @@ class Numbers(Evaluation):
     # ---- images worth a look -------------------------------------------------------------------------------------
 
     def _worth_a_look(self) -> tuple[Array, Array]:
-        """Those with the widest error bars, and the furthest off."""
+        """Rows with the widest error bars first, and rows furthest off first."""
         return np.argsort(-self.found[2], kind="stable"), np.argsort(-_off(*self.found), kind="stable")
 
     def _said(self, row: int) -> dict[str, Any]:
@@ -151,5 +151,5 @@ class Numbers(Evaluation):
 
 
 def _off(y: Floats, mean: Floats, std: Floats) -> Floats:
-    """How far predictions are off, in their standard deviations."""
+    """Absolute errors in units of the predicted standard deviations."""
     return np.asarray(np.abs(y - mean) / np.maximum(std, np.finfo(np.float64).tiny))

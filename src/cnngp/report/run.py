@@ -1,4 +1,4 @@
-"""One run from images to a report, which the commands and notebooks call: fit, test, and write what was found."""
+"""One run from images to a report, for commands and notebooks: fit, evaluate, and write the results."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from .evaluation import Evaluation
 from .regression import Numbers
 
 Say = Callable[[str, str], None]
-"""Shows one line of a run under its name; an empty name is an empty line."""
+"""Callback for one line of a run: (name, text); an empty name is an empty line."""
 
 WORTH_MEASURING = 10**12
-"""Operations from which a few pairs are worth timing first: about half a minute on two cores."""
+"""Operations from which it is worth timing a few pairs first: about half a minute on two cores."""
 _LONG = 3600.0
-_SOON = 5.0  # seconds that nobody needs to be told of
+_SOON = 5.0  # seconds: shorter times are not announced
 _REPORT = 2.5  # seconds for loading compiled code, figures and the page
-_FLOPS = 2e10  # of a factor on two cores, a second
+_FLOPS = 2e10  # operations per second of a Cholesky factorisation on two cores
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run found, and the files that it wrote."""
+    """Result of a run, and the files that it wrote."""
 
     estimator: Any
     evaluation: Evaluation
@@ -50,7 +50,7 @@ class Run:
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        """All numbers, for JSON."""
+        """All numbers for JSON."""
         model = self.estimator
         return {
             "command": self.evaluation.command,
@@ -79,16 +79,16 @@ def run(
     command: str = "",
     say: Say | None = None,
 ) -> Run:
-    """Fit an estimator to a data set's training images, test it, and write results, model and report to a `folder`.
+    """Fit an estimator to a data set's training images, evaluate it, and write results, model and report to a `folder`.
 
     estimator : a `GPClassifier` or a `GPRegressor`; by default a classifier that chooses a recipe.
-    folder : None writes nothing.
-    model : whether the model is saved too.
-    suspects : a CSV file for all training images, the most suspect labels first.
-    verbose : whether what was measured about the fit is shown as well.
-    network : what the network is called in the report.
-    command : how the run is repeated, for the report.
-    say : called with a name and a text for every line; by default they are printed.
+    folder : output folder; None writes no results, model or report.
+    model : True to save the model too.
+    suspects : path of a CSV file for all training images, the most suspect labels first.
+    verbose : True to print measurements of the fit as well.
+    network : name of the network in the report.
+    command : command that repeats the run, for the report.
+    say : called with a name and a text for every line; by default, lines are printed.
     """
     began = time.perf_counter()
     say = say or (lambda name, text: print(f"{name:<22} {text}".rstrip()))
@@ -96,7 +96,7 @@ def run(
     _check(images, isinstance(fitted, GPClassifier))
     stages = _Stages(say, images)
     with warnings.catch_warnings():
-        if fitted.noise is None:  # nobody asked for a search of the noise, and the verdict says more
+        if fitted.noise is None:  # the noise was searched by default, and the verdict says more than the warning
             warnings.filterwarnings("ignore", "noise='loo' chose the most noise", UserWarning)
         of_images = {"names": images.names, "groups": images.groups, "image_noise": images.image_noise}
         fitted.fit(images.X, images.y, **of_images, tell=stages.tell)
@@ -107,7 +107,7 @@ def run(
     if found.tested:
         say("predict", f"{found.predict_seconds:.2f} s")
     lines = [("", ""), *found.lines()]
-    if verbose:  # the network and the engine were shown before
+    if verbose:  # without the network and the engine, which were shown before
         known = fitted.log_marginal_likelihood_
         lines.append(("log likelihood", "not known with this solver" if known is None else f"{known:,.1f}"))
         lines += replace(fitted.fit_report_, choice=None).rows()[1:]
@@ -125,12 +125,12 @@ def run(
 
 
 def evaluate(model: Any, images: Dataset) -> Evaluation:
-    """What there is to say of a fitted model on its images, and those for validation and tests."""
+    """Evaluate a fitted model by leave-one-out and on validation and test images."""
     return Classes(model, images) if isinstance(model, GPClassifier) else Numbers(model, images)
 
 
 def _check(images: Dataset, classes: bool) -> None:
-    """Refuse labels that are no classes, or no numbers, one for each image."""
+    """Raise unless there is one class, or one number, for each image."""
     y = images.y
     if y.ndim != 1:
         one, all_of = ("classifies by", "GPClassifier") if classes else ("is of", "GPRegressor")
@@ -159,7 +159,7 @@ def _check(images: Dataset, classes: bool) -> None:
 
 
 class _Stages:
-    """Says what a fit does, stage by stage, and how long all that follows will take."""
+    """Announces the stages of a fit and the expected time of the whole run."""
 
     def __init__(self, say: Say, images: Dataset) -> None:
         self._say, self._told = say, False
@@ -167,10 +167,10 @@ class _Stages:
         predicted = len(images.X_test) + (0 if images.X_validation is None else len(images.X_validation))
         self._pairs = n * (n - 1) // 2 + n * predicted
         self._afterwards = _REPORT + (n**3 / 3 + 12 * n * n * predicted) / _FLOPS
-        """Seconds for the solve, predictions from kernels, and the report."""
+        """Expected seconds for the solve, predictions from kernels, and the report."""
 
     def tell(self, stage: str, value: Any) -> None:
-        """A stage of the fit, as it begins or ends."""
+        """Callback of a fit at the beginning or end of a stage."""
         if stage == "choosing":
             said = "one recipe is" if value == 1 else f"{value:,} recipes are"
             self._say("choosing", f"{said} compared by leave-one-out")
@@ -204,7 +204,7 @@ class _Stages:
 
 
 def said_of_hours(seconds: float, what: str) -> str:
-    """A warning of a run or a kernel that takes more than an hour, with what would be faster; else nothing."""
+    """Warning with a remedy if a run or a kernel takes more than an hour, else ""."""
     if seconds <= _LONG:
         return ""
     return (
@@ -235,11 +235,11 @@ def _tell_fit(say: Say, clf: Any, name: str, images: Dataset) -> None:
 
 
 def _write(say: Say, found: Run, folder: Path, model: bool, command: str) -> None:
-    """Results, the model, and the report; `found.files` gets their paths."""
+    """Write results, model and report, and put their paths into `found.files`."""
     from cnngp import __version__
 
     folder.mkdir(parents=True, exist_ok=True)
-    results = folder / "results.json"  # before the model, for which a disk may have no room
+    results = folder / "results.json"  # written before the model, for which the disk may be too full
     found.files["results"] = str(results)
     _written(results, json.dumps(found.as_dict(), indent=1) + "\n")
     if model:
@@ -263,10 +263,10 @@ def _written(path: Path, text: str) -> str:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[Path]:
-    """Have the error of a write say which file it was: that of a full disk does not."""
+    """Add the file's name to an error of writing it: the error of a full disk does not have it."""
     try:
         yield path
     except OSError as error:
-        if error.strerror is None:  # one of our own, which says all
+        if error.strerror is None:  # raised by this package, with a full message
             raise
         raise OSError(f"{path} cannot be written: {error.strerror}; files written before it are kept") from None

@@ -1,4 +1,4 @@
-"""Suspect labels: how many the model's own errors do not explain; and what is decided about them, in a CSV file."""
+"""Suspect labels: those that the model's own errors do not explain, and decisions about them in a CSV file."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from cnngp.common.tables import csv_cell, csv_text, read_csv
 from cnngp.estimators.classifier import GPClassifier
 
 Floats = NDArray[np.float64]
-# Of a list of suspect labels, the share that may be there by the model's own errors: at least half deserve the look.
+# Largest share of a list of suspect labels that the model's own errors may explain: at least half are worth a look.
 _BY_ERRORS = 0.5
-# And there must be more than chance would put there, in standard deviations of a Poisson count.
+# The list must also exceed the expected count by this many standard deviations of a Poisson count.
 _DEVIATIONS = 2.0
-# A list is as long as this where there are so many, because one wrong label among a few hundred proves nothing.
+# Shortest list, if that many labels are contradicted: one wrong label among a few hundred proves nothing.
 _AT_LEAST = 5
-# Standard deviations from which on the others contradict a number. As errors have heavier tails than the normal
-# distribution, as many are expected as of Student's with so many degrees of freedom.
+# Standard deviations beyond which the other images contradict a number. Errors have heavier tails than the normal
+# distribution, so the expected count is that of Student's distribution with this many degrees of freedom.
 _FAR, _FREEDOM = 2.0, 5.0
 
 
 @dataclass(frozen=True)
 class SuspectLabels:
-    """The labels worth a look, the most suspect first, as columns `row`, `score`, `given`, `proposed` and `name`."""
+    """Labels worth a look, the most suspect first, as columns `row`, `score`, `given`, `proposed` and `name`."""
 
     columns: dict[str, NDArray[Any]]
     expected: float
-    """How many of the first `beyond_errors` would be there with every label right, by the model's own errors."""
+    """Expected number of labels as suspect as the first `beyond_errors` if every label were right."""
     beyond_errors: int
-    """Of the list, the first labels, of which at least half are there because they are wrong."""
+    """Number of labels at the start of the list of which at least half are expected to be wrong."""
     contradicted: int
-    """Labels that are less probable than another by leave-one-out, or numbers that are far off, for whatever reason."""
+    """Number of labels less probable than another by leave-one-out, or of numbers far off, for whatever reason."""
     what: str = "label"
 
     def __len__(self) -> int:
@@ -52,7 +52,7 @@ class SuspectLabels:
 
     @property
     def sentence(self) -> str:
-        """What the list means."""
+        """Meaning of the list, in a sentence for people."""
         what = self.what
         if not self.contradicted:
             return f"The other images contradict no {what}."
@@ -71,12 +71,12 @@ class SuspectLabels:
 
 
 def suspect_labels(model: Any, most: int | None = None) -> SuspectLabels:
-    """Labels that the others contradict: those that the model's own errors do not explain, or the first `most`.
+    """Labels that the other images contradict: those that the model's own errors do not explain, or the first `most`.
 
-    If every label were right, and the model's predictions too, so many labels would be as suspect as this one or
-    more: of classes with a probability of at most t, Σ_i Σ_c p_ic over the p_ic ≤ t (without the share of labels that
-    is taken to be random); of numbers, N times the tails of Student's distribution. The list ends with the last
-    label at which there are twice as many, and more than chance puts there, or after five.
+    If every label and the model's probabilities were right, the expected number of labels at least as suspect as one is
+    known: with class probability t, Σ_i Σ_c p_ic over all p_ic ≤ t (without the share of labels taken to be random);
+    for numbers, N times the tails of Student's distribution. The list ends with the last label at which the observed
+    count is twice the expected one and more than chance allows, but contains up to five labels in any case.
     """
     if isinstance(model, GPClassifier):
         what, P, given = "label", model.loo_probabilities_, to_numpy(model.gp_.leave_one_out().targets).argmax(1)
@@ -107,18 +107,18 @@ Line = dict[str, str]
 
 
 def fingerprint(image: NDArray[Any]) -> str:
-    """Of an image's pixels, whatever type they are kept in; with a letter first, so that it is no number anywhere."""
-    pixels = np.ascontiguousarray(image, dtype=np.float32) + np.float32(0.0)  # of which −0 becomes 0
+    """Hash of an image's pixels, whatever their dtype; begins with a letter, so that spreadsheets keep it as text."""
+    pixels = np.ascontiguousarray(image, dtype=np.float32) + np.float32(0.0)  # adding 0 turns −0 into 0
     return f"x{hashlib.blake2b(pixels.tobytes(), digest_size=8).hexdigest()}"
 
 
 class Decisions:
-    """Decisions about images X with labels y, by row; `path` is their file, which may be there already.
+    """Decisions about images X with labels y, by row, kept in the file `path`, which may exist already.
 
-    A long list can be gone through in several sittings, by several people and in a spreadsheet: the file is read again,
-    under a lock, before each change, and only the line that was decided is changed. A decision is about one image with
-    one label, not about a row: after a fit of other images, or of one more, another image may stand in its row. So each
-    line has a fingerprint of its image, and is used for that image alone.
+    Several people may work on a long list, at several times and in a spreadsheet: the file is read again, under a lock,
+    before each change, and only the line of that decision changes. A decision is about one image with one label, not
+    about a row: after a fit of other images, or of one more, the row may hold another image. So each line has a
+    fingerprint of its image, and applies only to that image.
     """
 
     def __init__(self, path: Path, X: Any, y: Sequence[Any] | NDArray[Any], names: Any = None) -> None:
@@ -131,18 +131,18 @@ class Decisions:
             self._rows[image, given.removesuffix(".0")].append(row)
         self.lines: dict[int, Line] = {}
         self.others: list[Line] = []
-        """Lines about other images, which stay in the file."""
+        """Lines about other images, which are kept in the file."""
         self.refresh()
 
     def __len__(self) -> int:
         return len(self.lines)
 
     def refresh(self) -> None:
-        """Read the file, which other viewers and people may have changed: it is what counts."""
+        """Read the file again, because other viewers and people may have changed it."""
         lines, others = {}, []
         for line in _read(self.path) if self.path.exists() else []:
             row, rows = int(line["row"]), self._rows.get((line["image"], line["given"].removesuffix(".0")), [])
-            if row not in rows:  # the image is in another one; of several equal images, the one of its name is meant
+            if row not in rows:  # the image moved to another row; among equal images, take the one with this name
                 if len(rows) > 1:
                     rows = [other for other in rows if self._names[other] == line["name"] != ""]
                 row = rows[0] if len(rows) == 1 else -1
@@ -153,8 +153,7 @@ class Decisions:
         self.lines, self.others = lines, others
 
     def set_others_aside(self) -> None:
-        """If there are decisions about other images, keep the file under another name, with a warning, and begin a new
-        one without them."""
+        """If the file has decisions about other images, rename it with a warning, and start a new file without them."""
         with files.exclusive(self._lock, str(self.path)):
             self.refresh()
             if not self.others:
@@ -173,7 +172,7 @@ class Decisions:
             self.others = []
 
     def decide(self, row: int, action: str | None, *, proposed: str = "", label: str = "") -> None:
-        """Keep, relabel or drop a training image; None takes the decision back. It counts once it is in the file."""
+        """Keep, relabel or drop a training image, and write that to the file; None withdraws the decision."""
         given = self._given[row]
         kept = {"keep": given, "relabel": label, "drop": ""}
         if action is not None and action not in kept:
@@ -188,16 +187,16 @@ class Decisions:
             self.lines = lines
 
     def text(self) -> str:
-        """The file's content, by row."""
+        """Current content of the file, sorted by row."""
         self.refresh()
         return _text([*self.lines.values(), *self.others])
 
 
 def apply_decisions(path: str | Path, X: Any, y: Any, names: Any = None) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Images and labels after the decisions in a file that `cnngp view` wrote: some labels changed, some images gone.
+    """Apply the decisions in a file that `cnngp view` wrote: return copies with labels changed and images dropped.
 
-    X, y and the `names`, where there are any, are those that the model was fitted on, in any order. A decision about an
-    image or a label that is not there is an error, and nothing is changed.
+    X, y and `names`, if there are any, are those that the model was fitted on, in any order. A decision about an image
+    or label that is not among them raises.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -245,7 +244,7 @@ def _text(lines: Iterable[Line]) -> str:
 
 
 def _read(path: Path) -> list[Line]:
-    """The lines of a file; of two about one image in one row, the last."""
+    """Read the lines of a file; of two for the same row and image, the last counts."""
     try:
         heads, rows = read_csv(path)
         if tuple(heads) != COLUMNS:

@@ -1,10 +1,10 @@
-"""The viewer's server: the standard library's, for the person on this machine who started it.
+"""Local web server of the viewer, on the standard library's, for the user who started it.
 
-It listens on the loopback address and answers only requests that name it by that address (so that no web page elsewhere
-can reach it through a name of its own) and that know the token in the address of the page (so that no other user of the
-machine can), and takes data only from its own page. Every connection carries one request and is closed: what a page
-elsewhere sends as the body of a request that is refused must not be read as the next one. A request has to arrive in
-time, and of too many connections those that have waited longest for theirs are closed.
+It listens on the loopback address. A request must name the server by that address, so that no other web page can reach
+it through a host name of its own (DNS rebinding), and must contain the token from the page's address, so that no other
+user of the machine can. Data is accepted only from the server's own page. Every connection carries one request and is
+then closed, so that the body of a refused request is never read as the next request. A request must arrive in time, and
+if too many connections wait for theirs, the oldest are closed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .answers import Answers
 
 HOST = "127.0.0.1"
 MOST_CONNECTIONS = 64
-"""That wait for a request, each with a thread. A browser uses six, and opens some ahead of what it will ask."""
+"""Limit on connections that wait for a request, each with a thread. A browser uses six, and opens some in advance."""
 ARRIVAL_SECONDS = 30.0
-"""For a whole request, an image with it, to arrive from this machine; also for its answer to be taken."""
+"""Time limit for a whole request, with its image, to arrive from this machine, and for its answer to be read."""
 _LARGEST_UPLOAD = 64 * 2**20
 _PIECE = 2**20
 _HEADERS = {
@@ -44,7 +44,7 @@ _HEADERS = {
 
 
 class Refused(Exception):
-    """A request that is not answered, with its status and the reason."""
+    """Error for a refused request, with its HTTP status and the reason."""
 
     def __init__(self, status: HTTPStatus, reason: str) -> None:
         super().__init__(reason)
@@ -52,7 +52,7 @@ class Refused(Exception):
 
 
 class Viewer(ThreadingHTTPServer):
-    """Serves the page of one model. `port` 0 takes a free one; `address` is where to look."""
+    """Server for the page of one model. `port=0` takes a free port; `address` is the URL of the page."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -63,9 +63,9 @@ class Viewer(ThreadingHTTPServer):
         self.page = files(__package__).joinpath("viewer.html").read_bytes()
         self.token = secrets.token_urlsafe(16)
         self.lock = threading.Lock()
-        """A model answers one question at a time."""
+        """Held while the model answers, because it handles one request at a time."""
         self._waiting: dict[int, socket.socket] = {}
-        """Connections whose request has not arrived, the oldest first."""
+        """Connections whose request has not arrived yet, the oldest first."""
         self._books = threading.Lock()
 
     @property
@@ -73,12 +73,12 @@ class Viewer(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/{self.token}/"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer a connection in a thread of its own, and close the oldest of too many that ask nothing."""
+        """Answer a connection in a thread of its own; if too many are idle, close the oldest."""
         with self._books:
             self._waiting[id(request)] = request
             while len(self._waiting) > MOST_CONNECTIONS:
-                with suppress(OSError):  # closed by the other side already
-                    self._waiting.pop(next(iter(self._waiting))).shutdown(socket.SHUT_RDWR)  # which ends its thread
+                with suppress(OSError):  # the other side may have closed it already
+                    self._waiting.pop(next(iter(self._waiting))).shutdown(socket.SHUT_RDWR)  # this ends its thread
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
@@ -88,19 +88,19 @@ class Viewer(ThreadingHTTPServer):
             self.arrived(request)
 
     def arrived(self, request: Any) -> None:
-        """The request of a connection is here, and will be answered."""
+        """Mark a connection as no longer waiting: its request has arrived."""
         with self._books:
             self._waiting.pop(id(request), None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a page that was closed before its answer came, or of a request that never did."""
+        """Ignore pages that were closed before their answer, and requests that never arrived."""
         if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
             super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: Viewer
-    protocol_version = "HTTP/1.0"  # which closes every connection
+    protocol_version = "HTTP/1.0"  # closes every connection after one request
     timeout = ARRIVAL_SECONDS
 
     def do_GET(self) -> None:
@@ -133,11 +133,11 @@ class _Handler(BaseHTTPRequestHandler):
         raise Refused(HTTPStatus.NOT_FOUND, "there is no such page")
 
     def _place(self) -> list[str]:
-        """The parts of the path behind the token."""
+        """Parts of the path after the token."""
         return self.path.split("/")[2:]
 
     def _check(self) -> None:
-        """Refuse who does not name this server by its own address, or does not know the token."""
+        """Raise `Refused` unless the request names this server by its own address and has the token."""
         if f"http://{self.headers.get('Host')}" not in self._names():
             raise Refused(HTTPStatus.FORBIDDEN, "this page is for the machine that it runs on")
         given = self.path.split("/")[1:2] if self.path.count("/") > 1 else [""]
@@ -168,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
         status = HTTPStatus.OK
         try:
             self._check()
-            body = read()  # before the lock: one who sends nothing more keeps nobody else waiting
+            body = read()  # before the lock, so that a stalled upload blocks no other request
             self.server.arrived(self.request)
             with self.server.lock:
                 kind, content = make(body)
@@ -177,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
         except (ConnectionError, TimeoutError):
             raise
         except (ValueError, OSError, RuntimeError, MemoryError) as error:
-            # An image that cannot be read or is too large, JSON that is nested too deeply, a decision not written.
+            # An image that is unreadable or too large, JSON nested too deeply, a decision that cannot be written.
             status, (kind, content) = HTTPStatus.BAD_REQUEST, _as_json({"error": " ".join(str(error).split())})
         self.send_response(status)
         for name, value in (_HEADERS | {"Content-Type": kind, "Content-Length": str(len(content))}).items():
@@ -186,7 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: a line for every picture would hide what the command says."""
+        """Log nothing: a line for every picture would hide the command's output."""
 
 
 def _as_json(value: Any) -> tuple[str, bytes]:

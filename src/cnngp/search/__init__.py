@@ -1,4 +1,4 @@
-"""Search for a network: draw, score on validation images, keep the best; resumable, on any number of processes.
+"""Random search for a network: draw, score on validation images, keep the best; resumable, in parallel processes.
 
 draws at a small training size  ──best──▶  those few at larger sizes  ──best──▶  the network, and the test set once
 """
@@ -34,11 +34,11 @@ from .study import SAMPLERS, SearchResult, Study, StudyError, Trial, best
 
 __all__ = ["SearchResult", "Space", "StudyError", "Trial", "random_search", "split_for"]
 
-# Draws in a row that no network comes of, and that fail: more are the fault of the space, or of the machine or data.
+# Limits on invalid draws and on failures in a row: more suggest a fault of the space, or of the machine or data.
 _MOST_INVALID, _MOST_FAILURES = 1000, 3
 
 Scorer: TypeAlias = Callable[[Iterable[str], Problem], Generator[tuple[int, Outcome]]]
-"""Networks and images in; (k, what came of the k-th network) out, as they come. Networks are taken when needed."""
+"""(networks, problem) → (k, outcome of the k-th network), as they finish. Networks are taken only when needed."""
 
 
 def random_search(
@@ -65,27 +65,27 @@ def random_search(
 
     Parameters
     ----------
-    data : a `Dataset` or the name of one. Without validation images of its own, a quarter of the training images, or
-        `validation`, are held out: each class in proportion, always the same ones.
+    data : a `Dataset` or the name of one. If it has no validation images, a quarter of the training images, or
+        `validation` of them, are held out: stratified by class, always the same ones.
     space : "paper-cnn", "paper-residual", "pooled", or a `Space` of your own.
-    draws : number of networks in all; those already in the study are not repeated.
-    train : how many training images, the first ones; None takes all.
-    validation : how many validation images, likewise.
-    full : what to score again, in turn: (3, None) the best three with all training images, (20, 10_000) the best
-        twenty with 10,000. Each takes the best of the one before, by validation error.
-    test : also compute the test error of the network that was chosen. A test error that the study already holds is
-        reported without it too.
-    seed : the same seed gives the same draws; with "tpe", on one process.
-    study : a file that keeps every draw, or the URL of a database; an interrupted search continues where it stopped.
+    draws : total number of networks; those already in the study are not repeated.
+    train : number of training images, taken from the start; None takes all.
+    validation : number of validation images, likewise.
+    full : rounds of scoring again: (3, None) takes the best three with all training images, (20, 10_000) the best
+        twenty with 10,000. Each round takes the best of the one before, by validation error.
+    test : True to compute the test error of the chosen network too. A test error that the study already holds is
+        reported in any case.
+    seed : the same seed gives the same draws; with "tpe", only on one process.
+    study : file that keeps every draw, or the URL of a database; an interrupted search continues where it stopped.
         Several processes and machines may share it.
-    sampler : Optuna's: "random", or "tpe", which learns from the draws before.
+    sampler : sampler of Optuna: "random", or "tpe", which learns from earlier draws.
     device : "cpu", "cuda", or "auto" for the GPU if there is one.
     dtype : precision of the kernels, "float32" or "float64".
     threads : CPU threads, as in `Kernel`.
     kind : "nngp", or "ntk" to score networks by their tangent kernel.
     processes : worker processes on this machine. Scripts that ask for more than one need an
         `if __name__ == "__main__":`.
-    scheduler : a Dask client or the address of a scheduler, whose workers score the networks.
+    scheduler : Dask client or address of a scheduler, whose workers score the networks.
 
     >>> from cnngp import datasets
     >>> from cnngp.search import random_search
@@ -101,7 +101,7 @@ def random_search(
         raise ValueError(f"processes={processes} with a scheduler; the scheduler's workers are the processes")
     drawn_from = find_space(space)
     dataset = data if isinstance(data, Dataset) else datasets.load(data, split=split_for(str(data)))
-    if scheduler is None:  # what this machine has not is refused before the long work
+    if scheduler is None:  # raises before the long work if the device or kernel is not available here
         kernel = Kernel(Dense(), device, dtype, threads, kind)
         if processes > 1 and threads is None and kernel.device == "cpu":
             threads = max(1, default_threads() // processes)
@@ -112,7 +112,7 @@ def random_search(
         _check(full=entry[0])
     rungs = [(count, problems.at(size)) for count, size in full]
     base = problems.at(train)
-    if test:  # refuses labels that cannot be predicted, before the long work
+    if test:  # raises before the long work if test labels are missing from training
         problems.on_test(len((rungs[-1][1] if rungs else base).X))
     identity = {
         "space": f"{drawn_from.name} (version {drawn_from.version})",
@@ -155,7 +155,7 @@ def random_search(
 
 @contextmanager
 def _scorer(processes: int, scheduler: Any) -> Iterator[Scorer]:
-    """Where networks are scored: here, by worker processes of this machine, or by those of a scheduler."""
+    """Scorer of networks: in this process, by worker processes on this machine, or by those of a scheduler."""
     if scheduler is None and processes == 1:
         yield lambda networks, problem: ((k, outcome(text, problem)) for k, text in enumerate(networks))
         return
@@ -168,12 +168,12 @@ def _scorer(processes: int, scheduler: Any) -> Iterator[Scorer]:
         elif isinstance(scheduler, str):
             scheduler = stack.enter_context(connect(scheduler))
         cluster = Cluster(scheduler)
-        cluster.fit()  # one line where it has no workers, before a study is made
+        cluster.fit()  # raises if it has no workers, before a study is created
         yield partial(cluster.results, outcome)
 
 
 def _draw(study: Study, scored: Scorer, space: Space, problem: Problem, draws: int, progress: bool) -> None:
-    """New networks from a space, until there are as many as are wanted."""
+    """Draw and score networks from a space until the study has `draws` scores."""
     at_work = invalid = failures = 0
 
     def networks(asked: list[tuple[Any, str]]) -> Iterator[str]:
@@ -230,7 +230,7 @@ def _again(
     progress: bool,
     kind: str = "again",
 ) -> tuple[Trial, ...]:
-    """The same networks on other images, the best first; scores that the study has are not computed again."""
+    """Score the same networks on other images, unless the study has the score already; the best first."""
     keys = {t.draw: _key(kind, len(problem.X), t) for t in chosen}
     known = study.notes(kind)
     todo = [t for t in chosen if keys[t.draw] not in known]
@@ -248,7 +248,7 @@ def _again(
 
 
 def _key(kind: str, train: int, trial: Trial) -> str:
-    """Where the study keeps the score of a network on other images."""
+    """Key under which the study keeps the score of a network on other images."""
     return f"{kind}/{train}/{trial.draw}"
 
 

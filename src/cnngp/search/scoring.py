@@ -1,6 +1,6 @@
-"""The images of a search, and what one network is worth on them: the error on validation images and by leave-one-out.
+"""Images of a search, and the score of one network on them: validation error and leave-one-out error.
 
-The matrices stay on the device, and nothing is computed but what a search compares: no variances, no certificate.
+Matrices stay on the device, and only what a search compares is computed: no variances, no certificate.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from cnngp.kernel.program import Kind
 from cnngp.network.layers import Network, NetworkError
 from cnngp.network.serialize import from_json
 
-# Entries of K(validation, training) at a time. On a card few large blocks are faster, and there is memory for them.
+# Entries of K(validation, training) per block. On a GPU a few large blocks are faster, and fit in memory.
 _CHUNK = {"cpu": 1 << 23, "cuda": 1 << 27}
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Training and validation images with labels as numbers from 0, and what computes on them."""
+    """Training and validation images with labels as integers from 0, and the options of the kernel."""
 
     name: str
     X: NDArray[Any]
@@ -62,7 +62,7 @@ class Problem:
 
 
 class Problems:
-    """The same validation images with any number of training images; those are never validated on.
+    """Problems with the same validation images and different numbers of training images, which are disjoint from them.
 
     `options` are those of a `Problem`.
     """
@@ -86,7 +86,7 @@ class Problems:
         self._validation = data.X_validation[:held], self._codes(data.y_validation[:held])
 
     def fingerprint(self) -> str:
-        """A hash of all images and labels, and of how they are divided."""
+        """Hash of all images, labels and their split."""
         data, digest = self._data, hashlib.sha256()
         for a in (data.X, self._y, *self._validation, data.X_test, self._codes(data.y_test)):
             digest.update(f"{a.shape} {a.dtype}".encode())
@@ -98,7 +98,7 @@ class Problems:
         return self._problem(n, "validation", *self._validation)
 
     def on_test(self, train: int) -> Problem:
-        """The test images in the place of the validation ones."""
+        """Problem with the test images in place of the validation images."""
         return self._problem(train, "test", self._data.X_test, self._codes(self._data.y_test))
 
     def _problem(self, train: int, what: str, X: NDArray[Any], y: NDArray[np.intp]) -> Problem:
@@ -122,13 +122,13 @@ def _asked(data: Dataset, what: str, n: int | None, held: int) -> int:
 
 
 def split_for(source: str) -> Split:
-    """The paper's where there is one: it has validation images."""
+    """The paper's split for the data sets that have it, because it has validation images; else "standard"."""
     return "paper" if source in ("mnist", "fashion_mnist") else "standard"
 
 
 @dataclass(frozen=True)
 class Score:
-    """Errors are fractions; `jitter` is relative to the mean of the kernel's diagonal."""
+    """Score of a network. Errors are fractions; `jitter` is relative to the mean of the kernel's diagonal."""
 
     error: float
     loo_error: float
@@ -139,11 +139,11 @@ class Score:
     seconds: float
     pairs_per_second: float
     operations: int
-    """Operations for a pair of images, as `net.shapes` counts them."""
+    """Operations per pair of images, as counted by `net.shapes`."""
 
 
 def score(network: Network, problem: Problem) -> Score:
-    """Noise-free regression on ±1 targets, as `GPClassifier` does it. Raises `RangeError` and `NetworkError`."""
+    """Score noise-free regression on ±1 targets, as in `GPClassifier`. Raises `RangeError` and `NetworkError`."""
     start = time.perf_counter()
     kernel = Kernel(network, problem.device, problem.dtype, problem.threads, problem.kind)
     n, output = len(problem.X), output_on(kernel.device)
@@ -180,16 +180,16 @@ def score(network: Network, problem: Problem) -> Score:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a network: a score, or the reason why there is none."""
+    """Outcome of scoring a network: its score, or the reason for having none."""
 
     score: Score | None = None
     reason: str = ""
     invalid: bool = False
-    """Whether the network cannot be used with these images at all."""
+    """True if the network cannot be used with these images at all."""
 
 
 def outcome(network_json: str, problem: Problem) -> Outcome:
-    """Score a network. What goes wrong is told in words: whoever asked may not have what it takes to make the error."""
+    """Score a network. Errors are returned as text, because the calling process may be unable to unpickle them."""
     try:
         return Outcome(score(from_json(network_json), problem))
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What a search draws from: a `Space` turns the numbers that one trial of Optuna gives into a network."""
+"""Search spaces: a `Space` turns the numbers drawn by one Optuna trial into a network."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Space:
-    """A family of networks: `build` takes what it needs from a trial of Optuna and returns one of them.
+    """A family of networks: `build` draws hyperparameters from an Optuna trial and returns a network.
 
-    `version` goes up when `build` changes, so that a study is never continued with other networks. Networks that cost
-    more than `most_operations` a pair of images are drawn again.
+    Increase `version` when `build` changes, so that a study is never continued with different networks. Networks that
+    need more than `most_operations` per pair of images are invalid, and others are drawn instead.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Space:
     most_operations: int | None = None
 
     def network(self, trial: Numbers, image_shape: Sequence[int]) -> Network:
-        """The network of a draw. `NetworkError` where it does not fit the images or costs too much."""
+        """Build the network of a draw. Raises `NetworkError` if it does not fit the images or costs too much."""
         built = self.build(trial)
         if not isinstance(built, Network):
             raise TypeError(
@@ -61,7 +61,7 @@ class Space:
 
 
 def find_space(name: str | Space) -> Space:
-    """A space by its name; one of your own as it is."""
+    """Return a space by its name; a `Space` is returned unchanged."""
     if isinstance(name, Space):
         return name
     if name not in SPACES:
@@ -73,9 +73,9 @@ def find_space(name: str | Space) -> Space:
 
 
 def _paper_layers(trial: Numbers, filters: tuple[int, int]) -> tuple[Callable[..., Conv], Network, Dense]:
-    """What both spaces draw: one variance of weights and one of biases for all layers, filter size, nonlinearity.
+    """Hyperparameters of both spaces: weight and bias variance, the same in all layers, filter size, nonlinearity.
 
-    The recursion is the paper's: no division by the filter size, and a ReLU of gain √2.
+    The recursion is the paper's: no division by the filter size, and a ReLU with gain √2.
     """
     weight_var = trial.suggest_float("weight_var", 0.5, 8.5)
     bias_var = trial.suggest_float("bias_var", 0.2, 8.2)
@@ -99,7 +99,7 @@ def _paper_cnn(trial: Numbers) -> Network:
 
 
 def _paper_residual(trial: Numbers) -> Network:
-    """Skips over one or two layers that add after the nonlinearity, as the paper does; the last layers have none."""
+    """Skips over one or two layers, added after the nonlinearity as in the paper; the last layers have none."""
     layers = trial.suggest_int("layers", 4, 15)
     skip = trial.suggest_int("skip", 1, 2)
     conv, phi, dense = _paper_layers(trial, (3, 6))
@@ -112,10 +112,10 @@ def _paper_residual(trial: Numbers) -> Network:
 
 
 def _pooled(trial: Numbers) -> Network:
-    """Up to three stages of convolutions that shrink by pools or strides, and a pool before the dense layer.
+    """Up to three stages of convolutions with pools or strides between them, an optional pool, and a dense layer.
 
-    Weights keep the variance from layer to layer (He's scaling for the nonlinearity at hand), because deep networks
-    away from that send all correlations to one value; `bias_ratio` is the variance of biases against the signal's.
+    Weights keep the variance from layer to layer (He's scaling for the chosen nonlinearity), because in deep networks
+    otherwise all correlations converge to one value; `bias_ratio` is the bias variance relative to the signal's.
     """
     phi, keep, stem_var = _nonlinearity(trial)
     biased = trial.suggest_categorical("biased", (False, True))
@@ -146,11 +146,11 @@ def _pooled(trial: Numbers) -> Network:
 
 
 def _nonlinearity(trial: Numbers) -> tuple[Network, float, float]:
-    """φ, the variance of weights that keeps its variance, and that of the first layer.
+    """φ, the weight variance that preserves the signal's variance, and the weight variance of the first layer.
 
-    LeakyReLU with slopes from −1 to 0.2 runs from |z| to a little beyond the ReLU; these are homogeneous, so only the
-    biases know the scale, and the first layer brings images in [0, 1] to about one. GELU changes its shape with the
-    scale, which is drawn.
+    LeakyReLU with slopes from −1 to 0.2 ranges from |z| to a little beyond the ReLU. ReLU and LeakyReLU are
+    homogeneous, so the scale matters only for the biases; the first layer scales images in [0, 1] to about one. The
+    shape of GELU depends on the scale, which is therefore drawn.
     """
     match trial.suggest_categorical("nonlinearity", ("relu", "leaky", "gelu")):
         case "relu":

@@ -1,7 +1,7 @@
-"""The memory of a search, an Optuna study that any number of processes fill, and the result that is told of it.
+"""Storage of a search, an Optuna study that any number of processes fill, and the result read from it.
 
-Optuna draws and stores; this is the one file that knows it. A draw that was interrupted is done again with the same
-numbers, by a new trial that says which draw it repeats.
+Optuna draws and stores; only this file uses it. A draw that was interrupted is repeated with the same random numbers
+by a new trial, which records the draw that it repeats.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from .scoring import Score
 
 NAME = "cnngp search"
 SAMPLERS = {"random": "RandomSampler", "tpe": "TPESampler"}
-"""Optuna's samplers by name: the paper's, and one that learns from the draws before."""
+"""Optuna's samplers by name: the paper's, and one that learns from earlier draws."""
 
 
 class StudyError(ValueError):
-    """A study that cannot be used as asked: of something else, damaged, or not a study."""
+    """Error for a study that cannot be used: it is of another search, damaged, or not a study."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One draw with its score."""
+    """One drawn network with its score."""
 
     draw: int
     params: dict[str, Any]
@@ -52,7 +52,7 @@ class Trial:
 
 
 class Study:
-    """The draws of one search at `where`, a file or a URL."""
+    """The draws of one search, stored at `where`, a file or a URL."""
 
     def __init__(self, where: str, sampler: str, seed: int) -> None:
         self.where, self._sampler, self._seed = where, sampler, seed
@@ -60,7 +60,7 @@ class Study:
             self._study = optuna.create_study(storage=_storage(where), study_name=NAME, load_if_exists=True)
 
     def require(self, identity: dict[str, Any]) -> None:
-        """`StudyError` where it is the study of another search."""
+        """Raise `StudyError` if this is the study of another search."""
         held = self.notes("").get("identity", identity)
         self.note("identity", held)
         differ = [key for key in identity | held if held.get(key) != identity.get(key)]
@@ -71,17 +71,17 @@ class Study:
             raise StudyError(f"{self.where} holds another search: {'; '.join(told)}. Give another study")
 
     def notes(self, prefix: str) -> dict[str, Any]:
-        """What was noted under keys that begin with `prefix`."""
+        """Noted values whose keys begin with `prefix`."""
         return {key: value for key, value in self._study.user_attrs.items() if key.startswith(prefix)}
 
     def note(self, key: str, value: Any) -> None:
-        """Keep a value, unless there is one under that key."""
+        """Store a value, unless the key exists."""
         if key not in self.notes(key):
             with _reported(self.where):
                 self._study.set_user_attr(key, value)
 
     def draws(self) -> list[tuple[int, Any]]:
-        """The number of its draw with each of Optuna's trials; those that repeat a draw count as none of their own."""
+        """Optuna's trials, each with the number of its draw; a trial that repeats a draw has that draw's number."""
         found, repeats = [], 0
         for t in self._study.get_trials(deepcopy=False):
             repeats += "draw" in t.user_attrs
@@ -89,18 +89,18 @@ class Study:
         return found
 
     def finished(self, state: str = "COMPLETE") -> dict[int, Any]:
-        """Optuna's trials in a state, by the number of their draw."""
+        """Optuna's trials in this state, by the number of their draw."""
         return {draw: t for draw, t in sorted(self.draws(), key=lambda each: each[0]) if t.state.name == state}
 
     def trials(self) -> list[Trial]:
-        """The draws that have a score, by their number."""
+        """Draws with a score, in the order of their numbers."""
         return [
             Trial(draw, dict(t.params), t.user_attrs["network"], Score(**t.user_attrs["score"]))
             for draw, t in self.finished().items()
         ]
 
     def result(self, space: str, images: str, draws: int) -> SearchResult:
-        """The first `draws` that have a score, and those before them that have none."""
+        """Result with the first `draws` draws that have a score, and with the invalid and failed ones among them."""
         trials = self.trials()[:draws]
         before = range(trials[-1].draw)
         invalid = [draw for draw in self.finished("PRUNED") if draw in before]
@@ -109,9 +109,9 @@ class Study:
         return SearchResult(space, images, tuple(trials), len(invalid), failures)
 
     def resume(self) -> None:
-        """Have the draws done again that are begun and not over: their process was killed.
+        """Queue draws that were begun but not finished, because their process was killed, to be done again.
 
-        Where it is another process that is still at one, both find the same.
+        If another process is still working on one, both get the same result.
         """
         found = self.draws()
         over = {draw for draw, t in found if t.state.name != "RUNNING"}
@@ -120,7 +120,7 @@ class Study:
                 self._study.enqueue_trial({}, user_attrs={"draw": draw})
 
     def ask(self) -> Any:
-        """A trial for the next draw; its numbers depend on the seed and on the number of the draw."""
+        """Start a trial for the next draw; its random numbers depend on the seed and the number of the draw."""
         with _reported(self.where) as optuna:
             trial = self._study.ask()
             draw, _ = self.draws()[trial.number]
@@ -138,25 +138,25 @@ class Study:
 
 
 def best(trials: Sequence[Trial], n: int | None = None) -> list[Trial]:
-    """The lowest validation errors first; among equals the lower leave-one-out error, then the earlier draw."""
+    """The `n` best trials: lowest validation error first; ties by leave-one-out error, then by earlier draw."""
     return sorted(trials, key=lambda t: (t.error, t.score.loo_error, t.draw))[:n]
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The draws of a search in `trials`; `best` is the lowest validation error of the largest training size.
+    """Result of a search: `trials` are the draws; `best` has the lowest validation error, in the last rung if any.
 
-    The validation error of the best of many draws is a little lower than it will be on new images: it was chosen.
+    The validation error of the best of many draws is slightly optimistic, because the network was chosen by it.
     """
 
     space: str
     images: str
     trials: tuple[Trial, ...]
     invalid: int
-    """Draws that no network came of (an image too small, a variance out of range); others were drawn in their place."""
+    """Number of invalid draws (images too small, a variance out of range), which were replaced by other draws."""
     failures: dict[int, str]
     rungs: tuple[tuple[Trial, ...], ...] = ()
-    """The best of the draws, and of each rung, scored again with other numbers of images; the best one first."""
+    """For each entry of `full`, the networks scored again with its number of images, the best first."""
     test: Score | None = None
     """The chosen network's score on the test images, if the study has looked at them."""
     looks: int = 0
@@ -169,11 +169,11 @@ class SearchResult:
 
     @property
     def network(self) -> Network:
-        """The best one."""
+        """The best network."""
         return self.best.network
 
     def table(self, n: int = 10) -> str:
-        """The `n` best draws, as text."""
+        """Text table of the `n` best draws."""
         heads = ("draw", "validation", "leave-one-out", "seconds", "Mpairs/s", "operations a pair", "jitter")
         rows = [(*heads, "hyperparameters")]
         for t in best(self.trials, n):
@@ -185,7 +185,7 @@ class SearchResult:
         return aligned(rows, right=range(len(heads)))
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """All values for JSON."""
 
         def facts(trial: Trial) -> dict[str, Any]:
             return {"draw": trial.draw, **asdict(trial.score), "params": trial.params}
@@ -206,7 +206,7 @@ class SearchResult:
 
 @contextmanager
 def _reported(where: str) -> Iterator[Any]:
-    """Optuna, without its reports; what it raises, as of a full disk or a damaged file, is a `StudyError`."""
+    """Optuna with its logging silenced; its errors, such as of a full disk or a damaged file, become `StudyError`."""
     optuna = need("optuna", "a search")
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -226,16 +226,16 @@ def _storage(where: str) -> Any:
 
     if "://" in where:
         return RDBStorage(where)
-    path = Path(where).resolve()  # behind a link the same file, and the same lock
+    path = Path(where).resolve()  # so that a link leads to the same file and the same lock
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = JournalFileSymlinkLock(str(path), grace_period=10)  # it is held for milliseconds, or was left behind
+    lock = JournalFileSymlinkLock(str(path), grace_period=10)  # normally held for milliseconds; older ones are stale
     if path.exists() and path.stat().st_size:
         _mend(path, lock)
     return JournalStorage(JournalFileBackend(str(path), lock))
 
 
 def _mend(path: Path, lock: Any) -> None:
-    """Refuse what is no journal; take away the half of a line that a full disk or a killed process left."""
+    """Raise if the file is not a journal; remove an incomplete last line left by a full disk or a killed process."""
     lock.acquire()
     try:
         with path.open("rb+") as file, suppress(ValueError, TypeError):

@@ -1,6 +1,6 @@
-"""In from PyTorch and out to PyTorch: a module as a network, a network as finite modules.
+"""Import from and export to PyTorch: a module as a network, a network as finite modules.
 
-The functions here are the whole public surface. PyTorch is imported when one of them is called, not before.
+The functions here are the whole public interface. PyTorch is imported only when one of them is called.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ __all__ = ["empirical_kernel", "explain", "from_torch", "gpytorch_kernel", "samp
 
 
 def need_torch(what: str) -> None:
-    """One line that names the extra, where PyTorch is not installed."""
+    """Raise an error that names the extra if PyTorch is not installed."""
     need("torch", what)
 
 
 def need_gpytorch(what: str) -> Any:
-    """GPyTorch, or one line that names the extra."""
-    with warnings.catch_warnings():  # its dependency still compiles with torch.jit, which torch deprecates
+    """Import GPyTorch, or raise an error that names the extra."""
+    with warnings.catch_warnings():  # a dependency of GPyTorch uses torch.jit, which PyTorch deprecates
         warnings.simplefilter("ignore", DeprecationWarning)
         return need("gpytorch", what)
 
@@ -44,11 +44,11 @@ def from_torch(
 ) -> Network:
     """The infinite-width network of a PyTorch module whose inputs have shape (batch, *input_shape).
 
-    Each layer's variances are measured from its present weights (weight_var = E[w²]·fan-in), unless `weight_var` or
-    `bias_var` give them: a number for all layers, or numbers by the names of sub-modules. `variances="initial"` takes
-    the law that PyTorch initialises with instead (1/3 for weights) wherever the present weights are from it, so that
-    two fresh modules of one class are one network; `"drawn"` takes those that `sample_network` drew. What has no exact
-    kernel is refused by name; `explain` shows all of it.
+    Each layer's variances are measured from its current weights (weight_var = E[w²]·fan-in), unless `weight_var` or
+    `bias_var` gives them: one number for all layers, or a mapping from sub-module names to numbers. With
+    `variances="initial"`, layers whose weights still look freshly initialised get the variance of PyTorch's
+    initialisation instead (1/3 for weights), so that two fresh modules of one class give the same network; `"drawn"`
+    takes the variances that `sample_network` used. A call without an exact kernel raises; `explain` lists all of them.
 
     >>> from torch import nn
     >>> module = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 28 * 28, 10))
@@ -65,7 +65,7 @@ def from_torch(
 def explain(
     module: Any, input_shape: Sequence[int], *, allow_non_gaussian: bool = False, show: bool = True
 ) -> Explanation:
-    """Prints and returns a table of every sub-module and call of `forward`: what it becomes, or why it cannot.
+    """Print and return a table of every sub-module and call of `forward`: the layer it becomes, or why it has none.
 
     >>> from torch import nn
     >>> module = nn.Sequential(nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Dropout(), nn.Flatten(), nn.Linear(16 * 36, 10))
@@ -95,12 +95,12 @@ def sample_network(
     dtype: Any = None,
     device: Any = None,
 ) -> Any:
-    """A finite PyTorch module of a network, with random weights: as `channels` grows its output becomes the process.
+    """A finite PyTorch module of a network, with random weights; as `channels` grows, its output converges to the GP.
 
     Weights are N(0, weight_var · s / channels in), biases N(0, bias_var). `channels` is the width of the first stage,
-    doubled where the network downsamples; or one number for each layer with weights but those that make the output; or
-    numbers by place, such as {"layers[2]": 32, "*": 64}. Where a skip adds the input, its channels are repeated.
-    `seed=(s, i)` is network i of `sample_outputs(seed=s)`.
+    doubled where the network downsamples; or one number for each layer with weights, except the output layers; or a
+    mapping from places to numbers, such as {"layers[2]": 32, "*": 64}. Where a skip adds the input, its channels are
+    repeated. `seed=(s, i)` gives network i of `sample_outputs(seed=s)`.
 
     >>> import torch
     >>> from cnngp import zoo
@@ -133,11 +133,11 @@ def sample_outputs(
     batch: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Any:
-    """What `samples` random finite networks give on the images X: a NumPy array (samples, N).
+    """Outputs of `samples` random finite networks on the images X: a NumPy array (samples, N).
 
-    With `outputs=` each network has that many outputs and the array is (samples, N, outputs). Networks are run `batch`
-    at a time (by default as many as fit some hundred megabytes, 4 GB on a card); the batch does not change the weights.
-    `progress` is called with the number of networks just done. On a card, torch's own TF32 setting applies.
+    With `outputs=`, each network has that many outputs and the array is (samples, N, outputs). Networks run `batch` at
+    a time (by default as many as fit in some hundred megabytes, 4 GB on a GPU); the batch does not change the weights.
+    `progress` is called with the number of networks just done. On a GPU, PyTorch's TF32 setting applies.
 
     >>> import numpy as np
     >>> from cnngp import zoo
@@ -169,13 +169,13 @@ def empirical_kernel(
     parametrization: Literal["standard", "ntk"] = "standard",
     tile: int | None = None,
 ) -> NDArray[np.float64]:
-    """The kernel of one finite PyTorch module as it is now, with anything in it: (N, M), or (N, N) without Z.
+    """Empirical kernel of one finite PyTorch module with its current weights: (N, M), or (N, N) without Z.
 
     `kind="ntk"` is the tangent kernel Σ_θ ∂f(x)/∂θ · ∂f(z)/∂θ over the parameters that require a gradient, averaged
-    over the module's outputs: that of the module trained a little further. `kind="nngp"` is f(x)·f(z) / outputs.
-    `parametrization="ntk"` scales each tensor's gradients by the root mean square of its weights, which is what the
-    infinite kernels here do, so that a wide random network comes near them. `tile` is how many images' gradients are
-    held at once, by default as many as fit half a gigabyte (8 GB on a card).
+    over the module's outputs; it describes further training of the module. `kind="nngp"` is f(x)·f(z) / outputs.
+    `parametrization="ntk"` scales each tensor's gradients by the root mean square of its weights, as the infinite-width
+    kernels here do, so that a wide random network comes close to them. `tile` is the number of images whose gradients
+    are held at once, by default as many as fit in half a gigabyte (8 GB on a GPU). The module may contain any layers.
 
     >>> from torch import nn
     >>> K = empirical_kernel(nn.Linear(3, 2), [[1.0, 0.0, 2.0], [0.0, 1.0, 1.0]])  # x·z + 1 for the bias, by hand
@@ -199,11 +199,11 @@ def gpytorch_kernel(
 ) -> Any:
     """A network as a `gpytorch.kernels.Kernel`, for exact and variational models on CPU or CUDA tensors.
 
-    GPyTorch's models pass flat rows (N, C·H·W), so give `input_shape`; called by hand it takes (N, C, H, W) too.
+    GPyTorch's models pass flat rows (N, C·H·W), so give `input_shape`; a direct call also accepts (N, C, H, W).
 
-    Its parameters are the logarithms of the network's positive variances. `backward` reaches them and the images, such
-    as inducing points that are learned. The kernel's `network` is the plain network with the variances that it has
-    now. With `learn=False` it has no parameters, and a matrix is computed once however long the model is trained.
+    The parameters are the logarithms of the network's positive variances. Gradients reach them and the images, such
+    as learned inducing points. The attribute `network` is the plain network with the current variances. With
+    `learn=False` there are no parameters, and each matrix is computed only once during training.
 
     >>> import torch
     >>> from cnngp import zoo

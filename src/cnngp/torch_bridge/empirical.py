@@ -1,7 +1,7 @@
-"""The kernel of one finite PyTorch module: its tangent kernel, or the inner products of its outputs.
+"""Empirical kernel of one finite PyTorch module: its tangent kernel, or the inner products of its outputs.
 
-The gradients of as many images as a budget of memory allows are held, and multiplied with those of the other images
-tile by tile. One output is done after the other, so that the memory does not grow with their number.
+Gradients are computed for blocks of images that fit in a memory budget, and the matrix is filled tile by tile. Outputs
+are processed one after the other, so that memory does not grow with their number.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from cnngp.gp.linalg import blocks
 from .sampling import image_tensor
 
 _BUDGET = {"cpu": 2**29, "cuda": 2**33}
-"""Bytes of gradients alive at once."""
+"""Memory budget in bytes for gradients at one time."""
 _AT_ONCE = 64
-"""Images in one call of the module."""
+"""Images per call of the module."""
 
 Rows = Callable[[Any, int], Any]
-"""Of images and the number of an output, a row of numbers for each image; the kernel is their inner products."""
+"""(images, index of an output) → one row of numbers for each image; the kernel consists of their inner products."""
 
 
 def kernel_of(module: Any, X: Any, Z: Any, kind: str, parametrization: str, tile: int | None) -> NDArray[np.float64]:
@@ -65,7 +65,7 @@ def kernel_of(module: Any, X: Any, Z: Any, kind: str, parametrization: str, tile
 
 
 def _gradients(module: Any, scaled: bool) -> tuple[Rows, int]:
-    """∂f_o/∂θ over the parameters that require a gradient, and how many numbers that is for one image."""
+    """Function for ∂f_o/∂θ over the parameters that require a gradient, and the length of one image's row."""
     learned = {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
     if not learned:
         raise DataError("empirical_kernel: no parameter of the module requires a gradient")

@@ -1,4 +1,4 @@
-"""A network as a finite PyTorch module: how many channels each layer has, and where a skip is widened."""
+"""Build a finite PyTorch module from a network: choose each layer's channels, and widen skips to match."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _ACTIVATIONS = {ReLU(): nn.ReLU, GELU(): nn.GELU, Elementwise("tanh"): nn.Tanh, 
 def build_finite(
     net: Network, channels: Channels, input_shape: Sequence[int], outputs: int, dtype: Any, device: Any
 ) -> Finite:
-    """The module with its weights not yet drawn, and the standard deviation of each."""
+    """Build the module, whose weights are not drawn yet, with their standard deviations."""
     layer = as_layer(net)
     c, spatial = check_input_shape(input_shape)
     check_network(layer)
@@ -56,7 +56,7 @@ def build_finite(
     if math.prod(root.after) != 1:
         raise NetworkError(f"the network has {shape_text(root.after)} output locations; end it in Dense()")
     builder = _Builder(channels)
-    with torch.device("meta"):  # torch's own initial weights would be drawn for nothing
+    with torch.device("meta"):  # skips PyTorch's own initialisation, which would be overwritten
         parts, _ = builder.build(root, _Flow(c, 0, True), _count("outputs", outputs), last=True)
     if left := [*builder.by_order, *builder.by_place]:
         raise NetworkError(f"channels: {left} belong to no layer; {_HOW}")
@@ -71,7 +71,7 @@ def build_finite(
 
 @dataclass(frozen=True)
 class _Flow:
-    """What arrives at a layer. `level` counts the layers that downsampled, less those that upsampled."""
+    """State of the activations before a layer. `level` is the number of downsampling minus upsampling layers so far."""
 
     channels: int
     level: int
@@ -79,13 +79,13 @@ class _Flow:
 
 
 class _Builder:
-    """`channels`: a width for all, widths in the order of the layers, or by place."""
+    """Builds modules; `channels` is one width for all, widths in the order of the layers, or widths by place."""
 
     def __init__(self, channels: Channels) -> None:
         self.by_order: list[int] = []
         self.by_place: dict[str, int] = {}
         self.stds: dict[Any, dict[str, float]] = {}
-        """Of each module with weights, the standard deviation of its weights and of its biases."""
+        """Standard deviations of the weights and biases of each module."""
         if isinstance(channels, Mapping):
             self.by_place = {place: _count("channels", n) for place, n in channels.items()}
         elif isinstance(channels, Sequence):
@@ -95,8 +95,8 @@ class _Builder:
         self.base = _count("channels", channels) if is_one else self.by_place.pop("*", 64)
 
     def build(self, here: Placed, flow: _Flow, want: int | None, last: bool) -> tuple[list[Any], _Flow]:
-        """Modules to run one after the other, and what leaves them. `want` is how many channels have to come out,
-        `last` says that they are the network's outputs."""
+        """Modules to run in series, and the flow after them. `want` is the required number of output channels, and
+        `last` is True if these are the network's outputs."""
         match here.layer:
             case Conv() | ConvTranspose() | Dense() as net:
                 return self._weighted(net, here, flow, want, last)
@@ -152,7 +152,7 @@ class _Builder:
         return self.by_order.pop(0)
 
     def _parallel(self, here: Placed, flow: _Flow, want: int | None, last: bool) -> tuple[list[Any], _Flow]:
-        """Branches with weights first: they say how many channels the others have to have."""
+        """Build a sum. Branches with weights come first: they determine the number of channels of the others."""
         weighted = [_has_weights(branch) for branch in here.children]
         if want is None and not flow.is_input and not all(weighted):
             want = flow.channels
@@ -180,12 +180,12 @@ def _count(what: str, n: object) -> int:
 
 
 def _has_weights(here: Placed) -> bool:
-    """Whether there are weights in it, so that it can be told how many channels to give."""
+    """True if it contains weights, so that its number of output channels can be chosen."""
     return any(isinstance(layer, Weighted) for _, layer in leaves(here.layer))
 
 
 def _downsamples(here: Placed) -> int:
-    """1 of a layer with a stride, −1 of a transposed one; others leave one location, which no width is chosen by."""
+    """1 for a layer with a stride, −1 for a transposed one, else 0, also for a dense layer or global pool."""
     layer = here.layer
     if not isinstance(layer, Conv | ConvTranspose | AvgPool):
         return 0
@@ -194,12 +194,12 @@ def _downsamples(here: Placed) -> int:
 
 
 def _torch(name: str, here: Placed) -> Any:
-    """The class of torch.nn for as many axes."""
+    """The class of torch.nn for this number of spatial axes, such as Conv2d."""
     return getattr(nn, f"{name}{len(here.before)}d")
 
 
 def _layer(layer: Weighted, here: Placed, channels: int, width: int) -> tuple[list[Any], Any]:
-    """torch's module of the layer, among what has to be padded or flattened before it and cropped after it."""
+    """Modules of a layer, with padding or flattening before it and cropping after it; and the one with weights."""
     bias = layer.bias_var > 0
     if isinstance(layer, Dense):
         linear = nn.Linear(channels * math.prod(here.before), width, bias=bias)
@@ -213,7 +213,7 @@ def _layer(layer: Weighted, here: Placed, channels: int, width: int) -> tuple[li
         padding = [_torch(_PAD[layer.padding_mode], here)(beside)] if any(beside) else []
         conv = _torch("Conv", here)(channels, width, kernel, stride, own, dilation, bias=bias)
         return [*padding, conv], conv
-    # torch pads both ends by `before`; what is then missing at the end is output_padding, what is too much is cropped.
+    # PyTorch pads both ends by `before`; output_padding adds what is missing at the end, a crop removes any excess.
     extra = [
         n - ((size - 1) * w.stride - 2 * w.before + w.reach)
         for n, size, w in zip(here.after, here.before, along, strict=True)

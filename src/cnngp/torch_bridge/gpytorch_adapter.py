@@ -1,6 +1,6 @@
-"""`gpytorch_kernel`: a network's kernel inside GPyTorch's models, with its variances as their parameters.
+"""`gpytorch_kernel`: a network's kernel in GPyTorch models, with the network's variances as parameters.
 
-Gradients go back to the variances and to the images, such as inducing points that are learned.
+Gradients flow back to the variances and to the images, such as learned inducing points.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from . import need_gpytorch
 gpytorch: Any = need_gpytorch("gpytorch_kernel")
 
 _KEPT = 2
-"""How many matrices are remembered: training asks for the same one at every step."""
+"""Number of matrices in the cache: with fixed variances, training needs the same one at every step."""
 
 
 class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
-    """k(x, x') of an infinitely wide network on flat rows (…, N, C·H·W).
+    """Kernel k(x, x') of an infinitely wide network on flat rows (…, N, C·H·W).
 
-    With `learn` the logarithm of every positive variance, such as `raw_layers_0_weight_var`, is a parameter, as are the
-    slope of a LeakyReLU and the gamma of an Rbf; a variance of 0 has no logarithm and stays 0.
+    With `learn`, the parameters are logarithms, such as `raw_layers_0_weight_var`, of every positive variance, slope of
+    a LeakyReLU and gamma of an Rbf; a variance of 0 has no logarithm and stays 0.
     """
 
     has_lengthscale = False
@@ -53,16 +53,16 @@ class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
             dtype = network.dtype if dtype is None else dtype
             threads = network.threads if threads is None else threads
             network = network.network
-        # What is no Gaussian process, no precision or no number of threads is refused here, not when training begins.
+        # An invalid network, precision or number of threads raises here, not when training begins.
         Kernel(network, "cpu", "float32" if dtype is None else dtype, threads)
         self._given, self._computing_dtype, self._threads = network, dtype, threads
         self.input_shape = None if input_shape is None else tuple(input_shape)
         if input_shape is not None:
             shape_table(network, input_shape)
-        self._raw: dict[str, str] = {}  # of a parameter of the network, the name of its logarithm
-        self._first: dict[str, float] = {}  # of a logarithm that nobody has changed, whose rounding is not seen
+        self._raw: dict[str, str] = {}  # parameter of the network → name of its logarithm
+        self._first: dict[str, float] = {}  # initial logarithms: while unchanged, the exact given value is used
         for name, value in network.parameters().items() if learn else ():
-            if value > 0.0 and not name.endswith("gain"):  # the weights behind a gain do the same
+            if value > 0.0 and not name.endswith("gain"):  # the weights after a gain have the same effect
                 raw = self._raw[name] = "raw_" + re.sub(r"\W+", "_", name)
                 self.register_parameter(raw, torch.nn.Parameter(torch.tensor([math.log(value)])))
                 self.register_constraint(raw, gpytorch.constraints.Positive(torch.exp, torch.log))
@@ -72,13 +72,13 @@ class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
         self._remembered: list[tuple[Any, Any, Network, Any]] = []
 
     def _value(self, name: str) -> Any:
-        """A parameter of the network as a tensor of one number with a gradient."""
+        """A parameter of the network as a one-element tensor with a gradient."""
         raw = self._raw[name]
         return getattr(self, f"{raw}_constraint").transform(getattr(self, raw))
 
     @property
     def network(self) -> Network:
-        """The network with the variances that it has now, a plain network as any other."""
+        """The plain network with the current variances."""
         changed = [name for name, raw in self._raw.items() if getattr(self, raw).item() != self._first[name]]
         values = {name: self._value(name).item() for name in changed}
         return self._given.with_parameters(values) if changed else self._given
@@ -104,7 +104,7 @@ class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
         return stacked.reshape(*batch, *stacked.shape[1:])
 
     def _matrix(self, x1: Any, x2: Any) -> Any:
-        """K, as a function of the variances and the images where a gradient is asked for."""
+        """K, differentiable with respect to the variances and the images if a gradient is needed."""
         network = self.network
         kernel, X, Z = self._kernel(x1, network), self._images(x1), None if _equal(x1, x2) else self._images(x2)
         known = (K for a, b, of, K in self._remembered if of == network and _equal(a, x1) and _equal(b, x2))
@@ -121,7 +121,7 @@ class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
         return torch.is_grad_enabled() and any(t.requires_grad for t in (*self.parameters(), *images))
 
     def _diagonal(self, x1: Any, x2: Any) -> Any:
-        """k(x1_i, x2_i), from the variances alone where the two are the same; else the diagonals of small blocks."""
+        """k(x1_i, x2_i): from the variance recursion if the inputs are equal, else the diagonals of small blocks."""
         if _equal(x1, x2) and not self._wants_gradients(x1, x2):
             d = self._kernel(x1, self.network).diag(self._images(x1))
             return torch.as_tensor(d, dtype=x1.dtype, device=x1.device)
@@ -133,13 +133,13 @@ class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
         dtype = self._computing_dtype or ("float64" if x.dtype == torch.float64 else "float32")
         key: Any = (network, "cuda" if x.is_cuda else "cpu", dtype, self._threads)
         if key not in self._kernels:
-            # Training changes the network at every step: only the one that was given is compared with the reference.
+            # Training changes the network at every step: the self-check runs only for the given one.
             self._kernels = {k: v for k, v in self._kernels.items() if k[0] == self._given}
             self._kernels[key] = Kernel(*key, check=network == self._given)  # type: ignore[misc]
         return self._kernels[key]
 
     def _flat(self, x: Any) -> Any:
-        """(N, C, H, W) → (N, C·H·W); flat rows stay as they are. Whole numbers, such as bytes, become real ones."""
+        """(N, C, H, W) → (N, C·H·W); flat rows stay as they are. Integers, such as bytes, become floats."""
         if not x.is_floating_point() and not x.is_complex():
             x = x.to(torch.get_default_dtype())
         if self.input_shape is None:
@@ -160,7 +160,7 @@ class NetworkKernel(gpytorch.kernels.Kernel):  # type: ignore[misc]
 
 
 class _Differentiable(torch.autograd.Function):  # type: ignore[misc]
-    """Numbers K that depend on variances θ and on two sets of images; the kernel turns ∂L/∂K into ∂L/∂ those."""
+    """K as a function of the variances θ and two sets of images: backward turns ∂L/∂K into gradients of these."""
 
     @staticmethod
     def forward(
@@ -178,7 +178,7 @@ class _Differentiable(torch.autograd.Function):  # type: ignore[misc]
         if ctx.needs_input_grad[0]:
             slopes = ctx.kernel.gradient(X, Z, weights, progress=False)
             found[0] = [slopes[name] for name in ctx.names]
-        if any(ctx.needs_input_grad[1:3]):  # of two tensors with the same numbers, each gets its own part
+        if any(ctx.needs_input_grad[1:3]):  # two different tensors with equal values get one gradient each
             other = Z if Z is not None or ctx.same else X
             of_images = ctx.kernel.gradient(X, other, weights, wrt="images", progress=False)
             found[1:] = of_images if other is not None else (of_images, None)

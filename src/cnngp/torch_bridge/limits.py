@@ -1,8 +1,8 @@
-"""Do finite networks approach the kernel? `check_limit` samples them at growing width and says so, with errors.
+"""Monte Carlo check that finite networks converge to the kernel: `check_limit` samples them at growing width.
 
 The covariance of a network's outputs at width w is K + b/w + O(1/w²). It is estimated at each width from networks with
 random weights; each network gives one independent estimate (averaged over its outputs), so the spread between networks
-is the standard error. The two largest widths then give the limit: (w₂C₂ − w₁C₁)/(w₂ − w₁) has no 1/w term.
+gives the standard error. The two largest widths are extrapolated: (w₂C₂ − w₁C₁)/(w₂ − w₁) has no 1/w term.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from cnngp.network.layers import Network
 Array = NDArray[np.float64]
 
 _LEVEL = 1e-3
-"""How often a right network may be called wrong, over all entries together."""
+"""Significance level: probability that a correct kernel is reported as wrong, over all entries together."""
 _COARSE = 0.1
-"""A standard error that leaves more than this of the kernel open decides nothing."""
+"""Largest uncertainty of the amplitude that still allows "agrees"; beyond it the verdict is "undecided"."""
 _FAR = 0.3
-"""Widths whose covariance is still further than this from the extrapolated limit are too small to extrapolate."""
+"""Widths whose amplitude is still further than this from its extrapolated limit are too small to extrapolate."""
 
 
 @dataclass(frozen=True)
 class Width:
-    """The covariance of the outputs at one width, its standard error, and the same for its projection on the kernel."""
+    """Covariance of the outputs at one width with its standard error; `amplitude` is its projection on the kernel."""
 
     channels: int
     covariance: Array
@@ -43,17 +43,17 @@ class Width:
 
 @dataclass(frozen=True, repr=False)
 class LimitReport:
-    """What `check_limit` found; prints as a table with the verdict as its last line."""
+    """Result of `check_limit`; prints as a table with the verdict as its last line."""
 
     kernel: Array
     widths: tuple[Width, ...]
     limit: Array
     limit_error: Array
-    """Standard error of `limit`, and what the next order 1/w² may add."""
+    """Standard error of `limit`, plus a bound on what the next order 1/w² may add."""
     amplitude: float
     amplitude_error: float
     worst: float
-    """The largest deviation of any entry from the kernel, in units of what chance allows (above 1 is too much)."""
+    """Largest deviation of any entry or of the amplitude, in units of what chance allows (above 1 is too much)."""
     samples: int
     outputs: int
     verdict: Literal["agrees", "differs", "undecided"]
@@ -69,7 +69,7 @@ class LimitReport:
         )
 
     def deviation(self, width: Width) -> tuple[float, float]:
-        """‖C − K‖/‖K‖ at a width, and what chance alone would give."""
+        """‖C − K‖/‖K‖ at a width, and the value that chance alone would give."""
         norm = float(np.linalg.norm(self.kernel)) or 1.0
         return (
             float(np.linalg.norm(width.covariance - self.kernel)) / norm,
@@ -87,7 +87,7 @@ class LimitReport:
         return "\n".join([*lines, f"{self.verdict}: {self.sentence}"])
 
     def plot(self, path: str | None = None) -> Any:
-        """The picture of the table: a matplotlib figure, written to `path` if one is given."""
+        """Plot the table as a matplotlib figure, and save it to `path` if one is given."""
         figure = bare_figure(9, 4)
         left, right = figure.subplots(1, 2)
         upper = np.triu_indices(len(self.kernel))
@@ -125,11 +125,11 @@ def check_limit(
     device: Any = None,
     progress: Callable[[int], None] | None = None,
 ) -> LimitReport:
-    """Samples finite networks at growing width and tells whether their covariance goes to the kernel.
+    """Sample finite networks at growing width and check that their covariance converges to the kernel.
 
-    `model` is a network, or a PyTorch module: then its own forward runs, with its layers widened until the first has
-    `channels` and weights redrawn, and the kernel is that of `from_torch(model, …)`. `network` compares with the kernel
-    of another network instead. A few images are enough.
+    `model` is a network or a PyTorch module. A module runs its own forward, with layers widened until the first has
+    `channels` and with weights redrawn, and is compared with the kernel of `from_torch(model, …)`. `network=` compares
+    with the kernel of another network instead. A few images are enough.
 
     >>> import numpy as np
     >>> from cnngp import Conv, Dense, ReLU, Sequential
@@ -163,9 +163,9 @@ def check_limit(
         net: Network = network
     elif isinstance(model, Network):
         net = model
-    else:  # with the variances that were measured, from however few numbers
+    else:  # measured variances, without the warning about those from few numbers
         net = import_module(model, shape, Variances(), warn=False)
-    K = np.asarray(Kernel(net, device="cpu", dtype="float64")(images, progress=False))  # refuses before the long work
+    K = np.asarray(Kernel(net, device="cpu", dtype="float64")(images, progress=False))  # raises before the long work
     if isinstance(model, Network):
         x = torch.as_tensor(images, dtype=torch.float32, device=device)
         finite = {w: build_finite(model, w, shape, outputs, x.dtype, device) for w in widths}
@@ -176,7 +176,7 @@ def check_limit(
     found = []
     for w in widths:  # networks of different widths are independent of one another
         F = outputs_of_many(finite[w], x, samples, (*key, w), progress=progress).numpy().astype(np.float64)
-        # The outputs have mean zero, so their covariance is the mean of products: one estimate a network.
+        # The outputs have mean zero, so their covariance is the mean of products: one estimate per network.
         C = np.einsum("sno,smo->snm", F, F) / outputs
         projected = np.einsum("snm,nm->s", C, K) / (float(np.sum(K * K)) or 1.0)
         error, amplitude_error = (a.std(axis=0, ddof=1) / math.sqrt(samples) for a in (C, projected))
@@ -200,7 +200,7 @@ def _report(K: Array, widths: list[Width], samples: int, outputs: int) -> LimitR
     limit = extrapolate(near.covariance, far.covariance)
     floor = 1e-6 * scale + np.finfo(float).tiny  # float32 networks, and images whose variance is zero
     noise = error(near.standard_error, far.standard_error) + floor
-    # With C = K + b/w + c/w² and c about b²/K, what is left after extrapolation is b²/(K w₁ w₂).
+    # With C = K + b/w + c/w² and c about b²/K, the remainder after extrapolation is b²/(K w₁ w₂).
     left = (limit - far.covariance) ** 2 * (w2 / w1) / (scale + np.finfo(float).tiny)
     amplitude = float(extrapolate(near.amplitude, far.amplitude))
     amplitude_noise = float(error(near.amplitude_error, far.amplitude_error)) + 1e-6

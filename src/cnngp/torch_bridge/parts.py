@@ -1,4 +1,4 @@
-"""The few modules that finite networks need and `torch.nn` lacks. The importer knows them all, so they round-trip."""
+"""Modules that finite networks need and `torch.nn` lacks. The importer knows them all, so they round-trip."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NAMED: dict[str, Callable[[Any], Any]] = {
     "relu6": F.relu6, "hardswish": F.hardswish, "arctan": torch.arctan, "gaussian": lambda x: torch.exp(-x.square()),
 }
 # fmt: on
-"""PyTorch's own form of the named functions of `Elementwise`."""
+"""PyTorch versions of the named functions of `Elementwise`."""
 _OF_TENSORS: dict[type, Callable[[Any], Callable[[Any], Any]]] = {
     Erf: lambda layer: torch.erf,
     Abs: lambda layer: torch.abs,
@@ -57,21 +57,21 @@ _OF_TENSORS: dict[type, Callable[[Any], Callable[[Any], Any]]] = {
 
 
 def torch_function(layer: Nonlinearity) -> Callable[[Any], Any]:
-    """The nonlinearity as a function of a tensor. It makes a new tensor."""
+    """Return the nonlinearity as a function of a tensor. It leaves its argument unchanged."""
     return _OF_TENSORS[type(layer)](layer)
 
 
 def _through(fn: Callable[[Any], Any], x: Any) -> Any:
-    """A function of NumPy arrays, number by number."""
+    """Apply an elementwise function of NumPy arrays to a tensor."""
     return _Through.apply(x, fn)
 
 
 class _Through(torch.autograd.Function):  # type: ignore[misc]
-    """Asked for a gradient it raises; without a class of its own it would be 0."""
+    """Makes `backward` raise: without an autograd function the gradient would silently be 0."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, fn: Callable[[Any], Any]) -> Any:
-        if x.device.type == "meta":  # the importer runs on shapes alone
+        if x.device.type == "meta":  # the importer traces shapes without data
             return torch.empty_like(x)
         values = fn(x.detach().to("cpu", torch.float64).numpy())
         return torch.as_tensor(values, dtype=x.dtype, device=x.device)
@@ -83,19 +83,19 @@ def _sine(x: Any) -> Any:
 
 
 def _inverse_scale(x: Any, eps: float = 0.0, over: str = "channels") -> Any:
-    """1/√(mean of squares over the channels, or over the locations too, + eps), and 0 where that is 0."""
+    """1/√(mean square + eps), 0 where that sum is 0; the mean is over channels, or over channels and locations."""
     mean = x.square().mean(1 if over == "channels" else tuple(range(1, x.ndim)), keepdim=True) + eps
     return torch.where(mean > 0, mean, torch.inf).rsqrt()
 
 
 def _normalized_exp(x: Any, a: float) -> Any:
-    """s (sin(ax/s) + cos(ax/s)), with s² the mean of squares over the channels."""
+    """s (sin(ax/s) + cos(ax/s)), with s² the mean square over the channels."""
     inverse = _inverse_scale(x)
     return _sine(x * (a * inverse)) * torch.where(inverse > 0, 1.0 / inverse, 0.0)
 
 
 class Activation(nn.Module):  # type: ignore[misc]
-    """Any nonlinearity of a network that `torch.nn` has no module for."""
+    """A nonlinearity for which `torch.nn` has no module."""
 
     def __init__(self, layer: Nonlinearity) -> None:
         super().__init__()
@@ -109,9 +109,9 @@ class Activation(nn.Module):  # type: ignore[misc]
 
 
 class Broadcast(nn.Module):  # type: ignore[misc]
-    """Channels repeated, so that a skip fits the branch it is added to; (1/C) Σ_c x_c x'_c does not change.
+    """Repeats channels, so that a skip fits the branch it is added to; (1/C) Σ_c x_c x'_c does not change.
 
-    With fewer channels out than in, the first ones stand for all: only right for hidden channels, which are alike.
+    With fewer channels out than in, it keeps the first ones: correct only for hidden channels, which are exchangeable.
     """
 
     def __init__(self, channels: int, out_channels: int) -> None:
@@ -121,7 +121,7 @@ class Broadcast(nn.Module):  # type: ignore[misc]
     def forward(self, x: Any) -> Any:
         source = torch.arange(self.out_channels, device=x.device) % self.channels
         copies = (self.out_channels - 1 - source) // self.channels + 1
-        # Each output channel copies one, with √(C_out/(C·n_c)) for one that is copied n_c times.
+        # Each output channel copies an input channel; one that is copied n_c times is scaled by √(C_out/(C·n_c)).
         scale = torch.sqrt(max(self.out_channels, self.channels) / (self.channels * copies.double())).to(x.dtype)
         return x[:, source] * scale.reshape(-1, *[1] * (x.ndim - 2))
 
@@ -130,7 +130,7 @@ class Broadcast(nn.Module):  # type: ignore[misc]
 
 
 class Branches(nn.Module):  # type: ignore[misc]
-    """The sum of its branches."""
+    """Sum of branches that share one input."""
 
     def __init__(self, *branches: Any) -> None:
         super().__init__()

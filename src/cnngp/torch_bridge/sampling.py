@@ -1,7 +1,7 @@
-"""Outputs of finite networks with random weights: of thousands on the same images, and of a user's module, widened.
+"""Outputs of thousands of finite networks with random weights on the same images, and a user's module made wider.
 
-A batch of modules runs as one, by `torch.vmap` over their weights. Module i draws its weights from the seed (seed, i)
-alone, so the batch changes nothing but the order of rounding.
+A batch of modules runs as one, by `torch.vmap` over their weights. The weights of module i depend only on the seed
+(seed, i), so the batch size changes nothing but rounding.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from .importing.trace import BATCH, Value, trace
 Seed = int | tuple[int, ...]
 
 _BUDGET = {"cpu": 2**28, "cuda": 2**32}
-"""Bytes of activations and weights alive at once."""
+"""Memory budget in bytes for activations and weights at one time."""
 _ENOUGH = {"cpu": 2**18, "cuda": 2**22}
-"""Activations a call from which more networks gain nothing: a group is then slower than a call of its own."""
+"""Activations per call beyond which more networks gain nothing: a batched call is then slower than single calls."""
 _MOST = 64
 
 
 @dataclass(frozen=True)
 class Finite:
-    """A module, and of each of its parameters that is drawn the standard deviation, in the order of drawing."""
+    """A module, and the standard deviation of each of its random parameters, in the order of drawing."""
 
     module: Any
     stds: dict[str, float]
@@ -52,7 +52,7 @@ class Finite:
         return sum(p.numel() for p in self.drawn.values())
 
     def floats_per_image(self, input_shape: Sequence[int]) -> int:
-        """About how many activations of one image are alive at once: three maps of the largest size."""
+        """Approximate number of activations of one image in memory at one time: three maps of the largest size."""
         traced = trace(self.module, tuple(map(int, input_shape)))
         if not isinstance(traced.output, Value) or traced.output.numel != BATCH * self.outputs:
             raise NetworkError(f"it gives {traced.output}, not {self.outputs} numbers an image")
@@ -60,7 +60,7 @@ class Finite:
         return 3 * max(m.numel // BATCH for m in maps)
 
     def weights(self, normal: Any) -> dict[str, Any]:
-        """The parameters of S modules from standard normal numbers (S, numbers), each (S, *shape)."""
+        """Parameters of S modules, each (S, *shape), from standard normal numbers (S, numbers)."""
         found, start = {}, 0
         for name, p in self.drawn.items():
             some = normal[:, start : start + p.numel()].to(p.dtype) * self.stds[name]
@@ -69,7 +69,7 @@ class Finite:
         return found
 
     def fill(self, seed: Seed) -> None:
-        """Draw the weights of the module itself."""
+        """Draw the weights of the module in place."""
         device = next(iter(self.drawn.values())).device
         values = self.weights(draw(self.numbers, seed, device)[None])
         with torch.no_grad():
@@ -78,7 +78,7 @@ class Finite:
 
 
 def seed_key(seed: Any) -> tuple[int, ...]:
-    """A seed as plain integers, or what is wrong with it."""
+    """Return the seed as a tuple of plain integers; raises if it is not one."""
     key = tuple(seed) if isinstance(seed, (tuple, list)) else (seed,)
     if not key or not all(is_whole(k, least=0) for k in key):
         raise NetworkError(f"seed={seed!r} is not a non-negative integer or a tuple of them")
@@ -86,11 +86,11 @@ def seed_key(seed: Any) -> tuple[int, ...]:
 
 
 def torch_device(device: Any) -> torch.device:
-    """The device that was asked for, the CPU for None; raises if this PyTorch build does not support it."""
+    """Return the requested device, the CPU for None; raises if this PyTorch build does not support it."""
     try:
         found = torch.device("cpu" if device is None else device)
         torch.empty(0, device=found)
-    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:  # each kind of device has its own
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:  # the type depends on the device
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise NetworkError(
             f"device={device!r} cannot be used by PyTorch {torch.__version__} here ({reason}); use 'cpu'"
@@ -99,7 +99,7 @@ def torch_device(device: Any) -> torch.device:
 
 
 def image_tensor(X: Any, name: str, dtype: Any, device: Any) -> Any:
-    """Images (N, C, …), an array or a tensor of any kind, as a tensor without a gradient."""
+    """Convert images (N, C, …), an array or a tensor of any real type, to a tensor without a gradient."""
     images = X if isinstance(X, torch.Tensor) else torch.as_tensor(as_real(to_numpy(X, name), name))
     if images.ndim < 2 or len(images) == 0 or images.is_complex():
         told = f"shape {tuple(images.shape)} and type {images.dtype}"
@@ -108,10 +108,10 @@ def image_tensor(X: Any, name: str, dtype: Any, device: Any) -> Any:
 
 
 def draw(numbers: int, seed: Seed, device: Any) -> Any:
-    """Standard normal numbers: the same for a seed on one kind of device, whatever else is drawn before or after."""
+    """Standard normal numbers that depend only on the seed and the kind of device, not on earlier draws."""
     sequence = np.random.SeedSequence(seed_key(seed))
     if torch.device(device).type == "cpu":
-        # torch's own generator on the CPU keeps 32 bits of a seed, too few for many networks.
+        # PyTorch's CPU generator keeps only 32 bits of a seed, too few for many networks.
         generator = np.random.Generator(np.random.SFC64(sequence))
         return torch.from_numpy(generator.standard_normal(numbers, dtype=np.float32))
     card = torch.Generator(device=device)
@@ -127,20 +127,20 @@ def outputs_of_many(
     batch: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Any:
-    """(samples, N, outputs) of modules with weights from the seeds (*key, 0), (*key, 1), …, on the CPU."""
+    """Outputs (samples, N, outputs), on the CPU, of modules with weights from the seeds (*key, 0), (*key, 1), …"""
     networks, rows = _sizes(finite, images, batch)
 
     def run(parameters: dict[str, Any], x: Any) -> Any:
-        return functional_call(finite.module, parameters, (x.clone(),))  # forward may write into its input
+        return functional_call(finite.module, parameters, (x.clone(),))  # because forward may modify its input
 
     def run_all(weights: dict[str, Any], x: Any) -> Any:
         try:
             return torch.vmap(run, in_dims=(0, None))(weights, x)
-        except RuntimeError:  # vmap lacks some calls, such as those with out=; what else is wrong is wrong again
+        except RuntimeError:  # vmap does not support some calls, such as those with out=; other errors are raised again
             count = len(next(iter(weights.values())))
             return torch.stack([run({name: w[i] for name, w in weights.items()}, x) for i in range(count)])
 
-    # Results stay on the device until the end, so that a card never waits to hand them over.
+    # Results stay on the device until the end, so that a GPU never waits for a transfer.
     result = torch.empty(samples, len(images), finite.outputs, dtype=images.dtype, device=images.device)
     with torch.no_grad():
         for first in range(0, samples, networks):
@@ -155,7 +155,7 @@ def outputs_of_many(
 
 
 def _sizes(finite: Finite, images: Any, batch: int | None) -> tuple[int, int]:
-    """Networks and images at a time: long enough calls, and what is alive at once within the budget."""
+    """Number of networks and of images per call: enough work for one call, within the memory budget."""
     if batch is not None and batch < 1:
         raise NetworkError(f"batch={batch}: at least one network at a time")
     kind = images.device.type
@@ -172,24 +172,24 @@ def _sizes(finite: Finite, images: Any, batch: int | None) -> tuple[int, int]:
 
 
 def widen(module: Any, input_shape: tuple[int, ...], channels: int, outputs: int) -> Finite:
-    """A copy of the module whose first layer has `channels`, and the others so many times more as well.
+    """A copy of the module whose first hidden layer has `channels`, and the other layers widened by the same factor.
 
-    Its own forward runs, not our reading of it, so `check_limit` shows a mistake of the importer. The channels of the
-    input and the output stay; the redrawn weights are normal with a second moment that keeps E[w²]·fan-in as it was.
+    The copy runs the module's own forward, not the imported network, so `check_limit` finds mistakes of the importer.
+    The input keeps its channels, and the output gets `outputs`; the new weights are normal with the same E[w²]·fan-in.
     """
     copied = copy.deepcopy(module)
     parts = {name or "the module": part for name, part in copied.named_modules()}
     traced = trace(module, input_shape)
-    makers = {traced.output.number}  # the output, and the values that it is a plain function of
+    makers = {traced.output.number}  # the output, and values between it and the output layers
     for step in reversed(traced.steps):
         if step.number in makers and not _width(parts.get(step.name)):
             makers.update(step.reads)
     hidden = (_width(parts.get(step.name)) for step in traced.steps if step.number not in makers)
     factor = channels / next(filter(None, hidden), 1)
     stds: dict[str, float] = {}
-    carried = {0: (input_shape[0], input_shape[0])}  # channels of each value, as they are and as they become
+    carried = {0: (input_shape[0], input_shape[0])}  # channels of each value: (original, widened)
     for step in traced.steps:
-        # A value of the input's channels may be added to one of hidden channels, and spreads over these.
+        # A value with the input's channels may be added to one with hidden channels, and is broadcast over them.
         old, new = max(carried[i] for i in step.reads)
         part = parts.get(step.name)
         if width := _width(part):
@@ -211,14 +211,14 @@ def widen(module: Any, input_shape: tuple[int, ...], channels: int, outputs: int
 
 
 def _width(part: Any) -> int:
-    """The channels that a layer with random weights makes; 0 for any other module."""
+    """Number of output channels of a layer with random weights; 0 for any other module."""
     if isinstance(part, nn.Linear):
         return int(part.out_features)
     return int(part.out_channels) if isinstance(part, nn.modules.conv._ConvNd) else 0
 
 
 def _redraw(part: Any, name: str, old: int, new: int, c_out: int, stds: dict[str, float]) -> None:
-    """Room for new weights, with their standard deviations, where `old` channels in become `new`."""
+    """Allocate weights for `new` instead of `old` input channels, and record their standard deviations in `stds`."""
     if parametrize.is_parametrized(part):
         for which in list(part.parametrizations):
             parametrize.remove_parametrizations(part, which)
@@ -239,7 +239,7 @@ def _redraw(part: Any, name: str, old: int, new: int, c_out: int, stds: dict[str
 
 
 def _widen_function(part: Any, channels: int) -> None:
-    """A batch norm, a norm or a PReLU on more channels; it is the same for all of them, or it is not imported."""
+    """Widen a batch norm, a norm or a PReLU: the importer accepts only those that treat all channels alike."""
     for key in ("weight", "bias", "running_mean", "running_var"):
         tensor = getattr(part, key, None)
         if tensor is not None and tensor.numel() > 1:

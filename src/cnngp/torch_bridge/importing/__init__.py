@@ -1,1 +1,1 @@
-"""A PyTorch module as a network."""
+"""Import of a PyTorch module as a network."""

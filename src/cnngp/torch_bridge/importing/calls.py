@@ -1,7 +1,7 @@
-"""Each function or method that a `forward` calls as a layer: `F.relu(x)`, `x.view(…)`, `x * 0.5`, `nn.ReLU()(x)`.
+"""Rules that turn functions and methods called in `forward` into layers: `F.relu(x)`, `x.view(…)`, `x * 0.5`.
 
-Modules of `torch.nn` without weights are here too: they call one function. Every rule is exact in the limit of many
-channels; what is not is refused by name.
+Modules of `torch.nn` without weights, such as `nn.ReLU()`, also arrive here, because they call one function. Every rule
+is exact in the limit of many channels; a call without such a rule raises and is named.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NONLINEARITIES: dict[str, Call] = {
 _SAME = {"contiguous", "to", "float", "double", "type_as", "requires_grad", "identity", "clone", "detach", "data"}
 _RESHAPES = {"flatten", "view", "reshape", "squeeze", "view_as", "reshape_as"}
 LIKE = {"type_as", "view_as", "reshape_as"}
-"""Functions that read only the shape or the type of their second tensor."""
+"""Functions that use only the shape or dtype of their second tensor."""
 _DROPOUTS = {"dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"}
 # fmt: on
 
@@ -69,13 +69,13 @@ _REASONS: dict[tuple[str, ...], str] = {
 
 @dataclass(frozen=True)
 class Passes:
-    """The value goes through unchanged, as far as the kernel is concerned."""
+    """A call that does not change the kernel, such as a reshape."""
 
     told: str = "Identity()"
 
 
 class Arguments:
-    """The arguments of a function after its tensor, by place or by name. What no rule takes is left, and then refused.
+    """Arguments of a function after its first tensor, by position or name. Those that no rule takes raise at the end.
 
     >>> given = Arguments(("x", 0.2), {"inplace": True, "scale": 3})
     >>> given.take(1, "negative_slope", 0.01)
@@ -87,7 +87,7 @@ class Arguments:
     """
 
     def __init__(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        known = ("inplace", "out", "input")  # the flow of values shows what is written where
+        known = ("inplace", "out", "input")  # the trace already shows which tensor is written to
         given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
         self._given = {key: v for key, v in given if key != 0 and key not in known}
 
@@ -105,9 +105,9 @@ class Arguments:
 
 
 def read_function(step: Step, given: Arguments, before: Value, after: Value, one_location: bool) -> Call | Passes:
-    """What the call of a function becomes, or `Refused`; `before` is the first tensor among its arguments.
+    """Return what the call of a function becomes, or raise `Refused`; `before` is its first tensor argument.
 
-    Sums are not read here.
+    Sums are handled elsewhere.
     """
     function = step.function
     if function in _NONLINEARITIES:
@@ -116,7 +116,7 @@ def read_function(step: Step, given: Arguments, before: Value, after: Value, one
         given.take_all()
         if function in _RESHAPES and before.dtype != after.dtype:
             raise Refused(f"it reads the bits of {before.dtype} as {after.dtype}")
-        # Laid out flat, the kernel keeps locations and channels apart until a Linear sums over all of them.
+        # After flattening, the kernel keeps locations and channels separate until a Linear sums over all of them.
         if before.shape == after.shape:
             return Passes()
         if after.ndim == 2 and after.shape[0] == before.shape[0] and after.numel == before.numel:
@@ -177,15 +177,15 @@ def read_function(step: Step, given: Arguments, before: Value, after: Value, one
 
 
 def refusal(name: str) -> Refused:
-    """The reason why a function or a module of torch.nn has no exact kernel."""
+    """Error with the reason why a function or a module of torch.nn has no exact kernel."""
     known = (reason for names, reason in _REASONS.items() if name.lower().startswith(names))
     return Refused(next(known, f"no exact kernel is known here for {name}"))
 
 
 def layer_norm(over: Any, eps: float | None, before: Value, one_location: bool) -> Call:
-    """Of all channels and locations it is a division by their deviation, which is known of infinitely many channels.
+    """Norm over all channels and locations: with infinitely many channels, it divides by a known standard deviation.
 
-    `over` is the number of groups, or the shape of what is normalised.
+    `over` is the number of groups, or the normalised shape.
     """
     flat = before.ndim == 2
     if (flat and not one_location) or (over != 1 and tuple(np.atleast_1d(over)) != tuple(before.shape[1:])):
@@ -206,7 +206,7 @@ _LIMITS: dict[tuple[float, float], Call] = {
 
 
 def _clamp(low: Any, high: Any) -> Call:
-    """min(max(z, low), high); None is no limit."""
+    """min(max(z, low), high); None means no limit."""
     if not all(limit is None or isinstance(limit, int | float) for limit in (low, high)):
         raise Refused("its limits are tensors; only numbers are the same for every channel and location")
     limits = (-math.inf if low is None else float(low), math.inf if high is None else float(high))
@@ -222,7 +222,7 @@ _PADS = {"constant": "zeros", "circular": "circular", "reflect": "reflect", "rep
 
 
 def _pad(widths: Any, name: str, value: float, before: Value) -> Call:
-    """torch lists (left, right, top, bottom, …): the last axis first."""
+    """Padding from PyTorch's list (left, right, top, bottom, …), which has the last axis first."""
     mode: Any = _PADS.get(name)
     axes, flat = before.ndim - 2, list(widths)
     if mode is None:
@@ -240,7 +240,7 @@ def _pad(widths: Any, name: str, value: float, before: Value) -> Call:
 
 
 def _average(given: Arguments, before: Value, after: Value) -> Call:
-    """`F.avg_pool2d` and its kin."""
+    """`F.avg_pool1d`, `F.avg_pool2d` and `F.avg_pool3d`."""
     sizes = before.shape[2:]
 
     def spread(value: Any) -> tuple[int, ...]:
@@ -259,13 +259,13 @@ def _average(given: Arguments, before: Value, after: Value) -> Call:
     whole = [(n + 2 * q - w) // step + 1 for n, w, step, q in zip(sizes, k, s, p, strict=True)]
     if ceil_mode and whole != list(after.shape[2:]):
         raise Refused("ceil_mode=True makes windows at the end that are cut off; use ceil_mode=False, or other sizes")
-    # torch divides every window by the divisor where there is one
+    # with a divisor_override, PyTorch divides every window by it, padding or not
     counted = bool(count_include_pad) or not any(p) or divisor is not None
     return AvgPool(compact(k), None if s == k else compact(s), compact(p), counted)
 
 
 def _adaptive(sizes: tuple[int, ...], outs: tuple[int, ...]) -> Call | Passes:
-    """Window i of n out of m locations goes from ⌊i·m/n⌋ to ⌈(i+1)·m/n⌉; a pool if they are alike."""
+    """Adaptive pool: window i of n on m locations is ⌊i·m/n⌋ to ⌈(i+1)·m/n⌉; a plain pool if all are alike."""
     if sizes == outs:
         return Passes()  # every location is its own average
     if set(outs) == {1}:
@@ -286,7 +286,7 @@ def _adaptive(sizes: tuple[int, ...], outs: tuple[int, ...]) -> Call | Passes:
 
 
 def _mean(dims: Any, keepdim: bool, before: Value) -> Call:
-    """`x.mean((2, 3))`: the mean over all locations, or over whole axes if they are kept."""
+    """`x.mean((2, 3))`: mean over all locations, or over some axes with `keepdim=True`."""
     listed = dims if isinstance(dims, list | tuple) else [dims]
     axes = [] if dims is None else sorted(d % before.ndim for d in listed)
     sizes = before.shape[2:]

@@ -1,11 +1,11 @@
-"""A module's calls as a graph, and the graph as `Sequential` and `Sum`. Nothing here knows PyTorch.
+"""Turn the graph of a module's calls into a tree of `Sequential` and `Sum`. Nothing here knows PyTorch.
 
 A module's forward is a graph: values, and for each the call that made it. A cnngp network is a tree of layers in series
-and sums in parallel. A sum's terms have the calls in common that all of them begin with; what is left of them are its
-branches. What the network itself refuses, by a place such as layers[2], is told of the call that came to stand there.
+and sums in parallel. Calls with which all terms of a sum begin stand before the sum; the rest of each term is a branch.
+An error that the network raises at a place such as layers[2] is reported for the call that became the layer there.
 
-Padding, cropping and constant factors are calls of their own in PyTorch and arguments of a layer here: `fold` moves
-them into the layers next to them.
+Padding, cropping and constant factors are separate calls in PyTorch but arguments of a layer here: `fold` moves them
+into the adjacent layers.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from cnngp.network.shapes import shape_text, windows
 
 Pairs = tuple[tuple[int, int], ...]
 UNKNOWN = Conv(1)
-"""What stands for a call that was refused, so that all that is wrong can be told: Gaussian whatever it was given."""
+"""Placeholder for a refused call, so that all problems can be reported: its output is Gaussian for any input."""
 
 
 class Refused(NetworkError):
-    """A call that has no exact kernel; `vertex` is its number in the graph, where the graph refuses it."""
+    """Error for a call that has no exact kernel; `vertex` is its number if it is raised by the graph."""
 
     def __init__(self, message: str, vertex: int = 0) -> None:
         super().__init__(message)
@@ -60,7 +60,7 @@ class Add:
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean over all locations, of which PyTorch may keep axes of size one; the graph chooses the layer."""
+    """Mean over all locations; the graph chooses the layer, because PyTorch may keep axes of size one."""
 
     size: tuple[int, ...]
 
@@ -72,7 +72,7 @@ class Scale:
     factor: float
 
     def into(self, call: Call, behind: bool) -> Call | None:
-        """The layer with the factor in it that stands `behind` the layer or before it, or None."""
+        """The layer with the factor absorbed, which comes after the layer if `behind`, else before it; or None."""
         match call:
             case ReLU() if behind or self.factor > 0:  # relu(a z) = a relu(z)
                 return ReLU(call.gain * self.factor)
@@ -93,13 +93,13 @@ class Scale:
 
 @dataclass(frozen=True)
 class Pad:
-    """Locations added before and after each axis; where the numbers are negative, dropped."""
+    """Padding: locations added before and after each axis, or dropped where the numbers are negative."""
 
     pads: Pairs
     mode: PaddingMode
 
     def into(self, call: Call, behind: bool) -> Call | None:
-        """A convolution with this padding before it, or a transposed one with this cropping `behind` it."""
+        """A convolution with this padding absorbed, or a transposed one with this cropping after it; or None."""
         if not isinstance(call, Conv | ConvTranspose):
             return None
         axes = len(self.pads)
@@ -107,7 +107,7 @@ class Pad:
         if isinstance(call, ConvTranspose):
             if not behind or max(map(max, self.pads)) > 0:
                 return None
-            # Dropping locations is that much more padding, or less output_padding.
+            # Dropping locations equals more padding at the start, or less output_padding at the end.
             extra = call.output_padding if isinstance(call.output_padding, tuple) else (call.output_padding,) * axes
             pads = tuple((w.before - before, w.after) for w, (before, _) in zip(own, self.pads, strict=True))
             return transposed_padding(call, pads, [e + after for e, (_, after) in zip(extra, self.pads, strict=True)])
@@ -126,14 +126,14 @@ class Pad:
 
 @dataclass(frozen=True)
 class Fork:
-    """Chains from one value, whose results are added."""
+    """Chains that start from one value and whose results are added."""
 
     branches: list[Chain]
 
 
 Call: TypeAlias = Layer | Add | Scale | Pad | Mean
 Chain: TypeAlias = "list[tuple[int, Call | Fork]]"
-"""Calls in series, each with its number in the graph."""
+"""Calls in series, each with its vertex number."""
 
 
 # ---- the graph and its network ---------------------------------------------------------------------------------------
@@ -147,21 +147,21 @@ class Vertex:
 
 
 class Graph:
-    """Vertices in the order of the calls, so inputs come before what uses them. Vertex 0 is the input."""
+    """Vertices in the order of the calls, so inputs precede their users. Vertex 0 is the input."""
 
     def __init__(self, allow_non_gaussian: bool = False) -> None:
         self.allow_non_gaussian = allow_non_gaussian
         self.vertices = [Vertex("the input", Identity(), ())]
         self.output = 0
         self.non_gaussian: set[int] = set()
-        """The sums that are no Gaussian process, and allowed all the same."""
+        """Sums that are not Gaussian but allowed by `allow_non_gaussian`."""
 
     def add(self, name: str, call: Call, inputs: Sequence[int]) -> int:
         self.vertices.append(Vertex(name, call, tuple(inputs)))
         return len(self.vertices) - 1
 
     def network(self, input_shape: Sequence[int] | None) -> Layer:
-        """The network, or `Refused` with the call that stands in the way; without a shape, sizes are not looked at."""
+        """Return the network, or raise `Refused` for the call that prevents it; a shape is needed to check sizes."""
         while True:
             try:
                 chain = fold(self._chain())
@@ -184,13 +184,13 @@ class Graph:
         return net
 
     def _chain(self) -> Chain:
-        """The calls from the input to the output."""
+        """The chain of calls from the input to the output."""
         read = [j for v in self.vertices for j in v.inputs]
-        chains: list[Chain] = [[]]  # to each vertex
+        chains: list[Chain] = [[]]  # from the input to each vertex
         terms: dict[int, list[int]] = {}
         for i, v in enumerate(self.vertices[1:], start=1):
             if isinstance(v.call, Add):
-                # a + b + c is one sum of three: a sum used only as a first term is opened.
+                # a + b + c is one sum of three: a sum used only as a first term is merged into the outer one.
                 first, *rest = v.inputs
                 opened = first in terms and read.count(first) == 1
                 terms[i] = [*(terms[first] if opened else [first]), *rest]
@@ -201,7 +201,7 @@ class Graph:
         return chains[self.output]
 
     def _pool(self, i: int, mean: Mean) -> Layer:
-        """A pool that keeps the axes where a filter or a pool reads its result, else a global one."""
+        """`AvgPool`, which keeps the axes, if a filter or a pool reads the result, else `GlobalAvgPool`."""
         reached = {i}
         for j, v in enumerate(self.vertices):
             if not reached.isdisjoint(v.inputs):
@@ -211,11 +211,11 @@ class Graph:
         return GlobalAvgPool()
 
     def _joined(self, terms: list[Chain], end: int) -> Chain:
-        """What all terms of the sum `end` begin with, and the rest of each as a branch; branches do the same."""
+        """The common beginning of all terms of the sum `end`, then a fork of their rests, grouped the same way."""
         common = 0
         while all(len(term) > common and term[common][0] == terms[0][common][0] for term in terms):
             common += 1
-        groups: dict[int, list[Chain]] = {}  # by the next call; a term that has none is a branch of its own
+        groups: dict[int, list[Chain]] = {}  # by the next call; a term without one is a branch of its own
         for k, term in enumerate(terms):
             groups.setdefault(term[common][0] if len(term) > common else -k, []).append(term[common:])
         branches = [group[0] if len(group) == 1 else self._joined(group, end) for group in groups.values()]
@@ -231,7 +231,7 @@ class Graph:
         return [*terms[0][:common], (end, Fork(branches))]
 
     def _series(self, chain: Chain) -> Layer:
-        """A folded chain as a layer."""
+        """Convert a folded chain to a layer."""
         made: list[Layer] = []
         for i, call in chain:
             if isinstance(call, Fork):
@@ -247,16 +247,16 @@ class Graph:
 
 
 def _weights(chain: Chain) -> set[int]:
-    """The calls with weights in a chain. The others are functions of their input and may stand twice."""
+    """Calls with weights in a chain. The others are fixed functions of their input and may appear twice."""
     inside = [branch for _, call in chain if isinstance(call, Fork) for branch in call.branches]
     return {i for i, call in chain if isinstance(call, Conv | ConvTranspose | Dense)}.union(*map(_weights, inside))
 
 
 @contextmanager
 def _told_of(chain: Chain, vertex: int) -> Iterator[None]:
-    """What the network of a chain refuses at a place, as refused by the call that came to stand there.
+    """Re-raise a `NetworkError` at a place of the chain's network as `Refused` by the call that became that place.
 
-    Of what is no call, such as the skip of a sum, by the call in which it stands; `vertex` where there is none.
+    For a place that is no call, such as the skip of a sum, the enclosing call is used, or else `vertex`.
     """
     try:
         yield
@@ -277,7 +277,7 @@ def _told_of(chain: Chain, vertex: int) -> Iterator[None]:
 
 
 def fold(chain: Chain) -> Chain:
-    """The chain with its factors, its padding and its cropping as arguments of the layers next to them."""
+    """Return the chain with factors, padding and cropping moved into the arguments of the adjacent layers."""
     chain = [(i, Fork(list(map(fold, call.branches))) if isinstance(call, Fork) else call) for i, call in chain]
     for kind in (Scale, Pad):
         for at in reversed(range(len(chain))):
@@ -294,16 +294,16 @@ def fold(chain: Chain) -> Chain:
 
 
 def _taken_up(chain: Chain, given: Scale | Pad, behind: bool) -> Chain | None:
-    """The chain with what stands `behind` it in its last layer, or what stands before it in its first.
+    """Absorb a factor or padding that comes after the chain (`behind`) into its last layer, else into its first.
 
-    Of a fork it is every branch's. None where there is no such layer or it cannot be changed.
+    For a fork, every branch absorbs it. None if there is no such layer or it cannot absorb it.
     """
     if not chain:
         return None
     at = len(chain) - 1 if behind else 0
     vertex, call = chain[at]
     changed: Call | Fork | None
-    if isinstance(given, Scale) and isinstance(call, AvgPool | GlobalAvgPool | Pad):  # the mean of what has the factor
+    if isinstance(given, Scale) and isinstance(call, AvgPool | GlobalAvgPool | Pad):  # these commute with a factor
         inner = _taken_up(chain[:at] if behind else chain[1:], given, behind)
         if inner is None:
             return None
@@ -317,16 +317,16 @@ def _taken_up(chain: Chain, given: Scale | Pad, behind: bool) -> Chain | None:
     return None if changed is None else [*chain[:at], (vertex, changed), *chain[at + 1 :]]
 
 
-# ---- every padding as a person would write it, so that the fingerprint is that of the network written by hand --------
+# ---- canonical spelling of padding, so that the fingerprint equals that of the network written by hand ---------------
 
 
 def compact(values: Sequence[int]) -> int | tuple[int, ...]:
-    """(3, 3) as 3: the spelling a person would use, and the fingerprint it has."""
+    """(3, 3) as 3: the usual spelling, which the fingerprint depends on."""
     return values[0] if len(set(values)) == 1 else tuple(values)
 
 
 def spelled(call: Conv, axes: int) -> Conv:
-    """The same convolution with its padding as a person would write it."""
+    """The same convolution with its padding in the shortest spelling."""
     along = windows(call, axes, "")
     pads = tuple((w.before, w.after) for w in along)
     padding = _padding_of(pads, [w.reach - 1 for w in along])
@@ -334,7 +334,7 @@ def spelled(call: Conv, axes: int) -> Conv:
 
 
 def _padding_of(pads: Pairs, reach: Sequence[int]) -> Padding:
-    """The shortest spelling of a padding: "same" where it is that, then "valid", an int, ints, pairs."""
+    """Shortest spelling of a padding: "same" if it applies, then "valid", an int, ints, pairs."""
     if all((before, after) == (r // 2, r - r // 2) for (before, after), r in zip(pads, reach, strict=True)):
         return "same"
     if not any(map(any, pads)):
@@ -345,7 +345,7 @@ def _padding_of(pads: Pairs, reach: Sequence[int]) -> Padding:
 
 
 def transposed_padding(call: ConvTranspose, pads: Pairs, extra: Sequence[int]) -> ConvTranspose:
-    """The layer with this padding and output_padding (negative: cropped), spelled "same" where it gives size·stride.
+    """The layer with this padding and output_padding (negative: cropped), spelled "same" if it gives size·stride.
 
     With reach = dilation·(k − 1) the output has (size − 1)·stride + reach + 1 − before − after + extra locations.
     "same" is before = ⌊reach/2⌋ and size·stride locations, so reach + 1 − before − after + extra = stride.

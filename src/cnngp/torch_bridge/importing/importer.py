@@ -1,4 +1,4 @@
-"""Import: the calls of a module's forward, judged one by one and put together as a network."""
+"""Import of a module: each call of its forward becomes a layer or a reason why not, and the layers a network."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .trace import Step, Trace, Value, altered_modules, trace_twice
 
 @dataclass(frozen=True)
 class Row:
-    """One call of the module: its name, what it is in PyTorch, the shape of its result, what it becomes or why not."""
+    """One call: its name, PyTorch class or function, output shape, and the layer it becomes or why it cannot."""
 
     name: str
     kind: str
@@ -33,9 +33,9 @@ class Row:
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """Rows in the order of the calls, then the sub-modules that forward never calls; `str` is the table.
+    """Result of `explain`: rows in the order of the calls, then the sub-modules never called. `str` gives the table.
 
-    `network` is what `from_torch` returns, or None, and then `problem` says why.
+    `network` is the network that `from_torch` returns, or None, and then `problem` gives the reason.
     """
 
     rows: tuple[Row, ...]
@@ -100,7 +100,7 @@ _TO_THE_IMAGES = "which no layer does; do that to the images, and import the mod
 
 
 class _Reader:
-    """Goes through the steps in order: each becomes a row, and each value a vertex of the graph."""
+    """Reads the steps in order: each becomes a row of the explanation, and each value a vertex of the graph."""
 
     def __init__(self, module: Any, variances: Variances, allow_non_gaussian: bool, input_shape: Sequence[int]) -> None:
         if not isinstance(module, nn.Module):
@@ -112,13 +112,13 @@ class _Reader:
         self.owners = Owners()
         self.graph = Graph(allow_non_gaussian)
         self.rows: list[Row] = []
-        self.vertex: dict[int, int] = {0: 0}  # of each value
-        self.row_of: dict[int, int] = {}  # of each vertex
-        self.locations = {0: math.prod(input_shape[1:])}  # of each value, also where it is laid out flat
+        self.vertex: dict[int, int] = {0: 0}  # value → vertex
+        self.row_of: dict[int, int] = {}  # vertex → row
+        self.locations = {0: math.prod(input_shape[1:])}  # value → number of locations, also after flattening
 
     def network(self) -> Layer | None:
-        """The network; None where rows say why there is none."""
-        # What they do could be recorded, but not what they would do to an infinite network.
+        """The network, or None if the rows contain a reason against it."""
+        # Hooks and replaced methods could be traced, but what they mean for an infinite network is unknown.
         self.rows += [Row(name, kind, (), reason, True) for name, kind, reason in altered_modules(self.module)]
         if self.rows or not self._read(trace_twice(self.module, self.input_shape)):
             return None
@@ -136,7 +136,7 @@ class _Reader:
                 self.graph.vertices[error.vertex].call = UNKNOWN
 
     def _read(self, traced: Trace) -> bool:
-        """Whether what forward returns is a tensor made from the input."""
+        """Read all steps; return True if forward returns one tensor that depends on the input."""
         for step in traced.steps:
             if step.number in traced.needed:
                 self._step(step)
@@ -193,7 +193,7 @@ class _Reader:
             raise Refused(step.problem)
         inputs, after = step.inputs[:1] if step.function in LIKE else step.inputs, step.result
         made = [v for v in inputs if v.number is not None]
-        # Whether the first of them has one location, so that its features are its channels.
+        # True if the first input has one location, so that its features are its channels.
         flat = bool(made) and inputs[0] is made[0] and self.locations[step.reads[0]] == 1
         if not step.function:
             module = self.module.get_submodule(step.module)
@@ -218,7 +218,7 @@ class _Reader:
     def _sum(self, step: Step, after: Value) -> Call:
         for term, _ in _summands(step):
             if isinstance(term, Value):
-                # The input itself may be added to every channel: its one channel is its mean over channels.
+                # A one-channel input may be added to every channel: that does not change its mean over channels.
                 spread = self.vertex[term.number or 0] == 0 and term.shape == (after.shape[0], 1, *after.shape[2:])
                 if term.shape != after.shape and not spread:
                     raise Refused(f"it adds shapes {' and '.join(str(v.shape[1:]) for v in step.inputs)}")
@@ -229,7 +229,7 @@ class _Reader:
         return Add()
 
     def _is_input(self, value: Value) -> bool:
-        """The images themselves, or nothing but factors and padding away from them."""
+        """True if the value is the images, with at most factors and padding applied."""
         vertex = self.vertex[value.number or 0]
         while isinstance(self.graph.vertices[vertex].call, Scale | Pad):
             vertex = self.graph.vertices[vertex].inputs[0]
@@ -254,7 +254,7 @@ def _told(call: Call | Passes) -> str:
 
 
 def _summands(step: Step) -> list[tuple[Any, float]]:
-    """The two terms of a + b, a.sub(b), torch.add(a, b, alpha=2) or torch.add(a, other=b), each with its factor."""
+    """Both terms of a + b, a.sub(b), torch.add(a, b, alpha=2) or torch.add(a, other=b), each with its factor."""
     given = Arguments((None, *step.args), {**step.kwargs, "input": None})
     terms = [given.take(1, "self", step.kwargs.get("input")), given.take(2, "other")]
     factor = float(given.take(3, "alpha", 1)) * (1.0 if step.function == "add" else -1.0)

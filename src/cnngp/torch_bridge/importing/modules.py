@@ -1,8 +1,8 @@
 """Modules of `torch.nn` with weights: the layer that each becomes, and the variances of its weights.
 
-Measured variances are second moments about zero: weight_var = E[w²]·fan-in, bias_var = E[b²]. They mean something only
-where the weights are what the limit takes them for, independent draws about zero, so what shows that they are not is
-refused.
+Measured variances are second moments about zero: weight_var = E[w²]·fan-in, bias_var = E[b²]. They are meaningful only
+if the weights are independent draws with mean zero, as the infinite-width limit assumes, so weights that are clearly
+not (constant, mostly zero, with a mean, shared or correlated) raise.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ Given = float | Mapping[str, float] | None
 SOURCES = ("measured", "initial", "drawn")
 
 FEW = 30
-"""With fewer numbers a measured variance is a guess: its relative standard error is about 1/√n and more."""
+"""With fewer numbers a measured variance is only a guess: its relative standard error is at least about 1/√n."""
 _SURE = 5.0
-"""√n·|mean|/RMS of n independent symmetric numbers is larger than this with probability at most 2·exp(−5²/2)."""
+"""√n·|mean|/RMS of n independent symmetric numbers exceeds this with probability at most 2·exp(−5²/2)."""
 _MATTERS = 0.01
-"""The least share of a layer's variance that a mean makes before anybody has to hear of it."""
+"""Smallest share of a layer's variance due to a nonzero mean that raises."""
 
 
 class Variances:
-    """`"measured"` from the present weights, `"initial"` by the law of PyTorch's own initialisation where the weights
-    are from it, `"drawn"` as `sample_network` drew them, so that a round trip is exact; or as the user says.
+    """Weight and bias variances by layer: given by the user, else from `source`.
+
+    `"measured"` uses the current weights; `"initial"` the variance of PyTorch's initialisation where the weights fit
+    it; `"drawn"` the variances that `sample_network` used, so that a round trip is exact.
     """
 
     def __init__(self, source: str = "measured", weight_var: Given = None, bias_var: Given = None) -> None:
@@ -46,7 +48,7 @@ class Variances:
         self.given = {"weight": weight_var, "bias": bias_var}
         self.seen: set[str] = set()
         self.few: dict[str, dict[str, int]] = {"weight": {}, "bias": {}}
-        """Of each layer whose variance was measured from few numbers, how many."""
+        """Layers whose variance was measured from few numbers, with their count."""
 
     def of(self, name: str, module: Any, fan_in: int) -> tuple[float, float, FanIn]:
         """(weight_var, bias_var, fan_in convention) of the layer `name`."""
@@ -71,7 +73,7 @@ class Variances:
         return found[0], found[1], getattr(drawn, "fan_in", "patch")
 
     def _mean_square(self, which: str, name: str, plain: dict[str, Any], terms: int) -> float:
-        """E[w²], by the initial law or from the numbers themselves."""
+        """E[w²], from PyTorch's initial distribution or from the numbers themselves."""
         tensor, words = plain[which], f"{which}s" if which == "weight" else "biases"
         bound = 1.0 / math.sqrt(max(1, math.prod(plain["weight"].shape[1:])))  # uniform on ±1/√fan-in
         is_empty = tensor.device.type == "meta"
@@ -94,7 +96,7 @@ class Variances:
         return square
 
     def check_all_used(self) -> None:
-        """A name that no layer has is a typing error, not a wish."""
+        """Raise for a variance given to a name that no layer has, which is most likely misspelt."""
         for which, given in self.given.items():
             unknown = sorted(set(given) - self.seen) if isinstance(given, Mapping) else []
             if unknown:
@@ -104,7 +106,7 @@ class Variances:
                 )
 
     def warning(self) -> str:
-        """What to say of variances that were measured from few numbers, or ""."""
+        """Warning about variances that were measured from few numbers, or ""."""
         told = [
             f"{which}_var of {', '.join(f'{name!r} ({n})' for name, n in names.items())}"
             for which, names in self.few.items()
@@ -120,7 +122,7 @@ class Variances:
 
 
 def _not_drawn(values: Any, rms: float, terms: int) -> str:
-    """How numbers show that they are no independent draws about zero, or ""."""
+    """Evidence that the numbers are not independent draws with mean zero, or ""."""
     if rms == 0.0:
         return ""
     mean, n = float(values.mean()), len(values)
@@ -135,7 +137,7 @@ def _not_drawn(values: Any, rms: float, terms: int) -> str:
 
 
 def plain_weights(module: Any) -> dict[str, Any]:
-    """The layer's weight and bias. To read a parametrization may change it, so that of a copy is read."""
+    """The layer's weight and bias. Reading a parametrization may change it, so a copy is read."""
     if parametrize.is_parametrized(module):
         module = copy.deepcopy(module).eval()
     found = {which: getattr(module, which, None) for which in ("weight", "bias")}
@@ -143,7 +145,7 @@ def plain_weights(module: Any) -> dict[str, Any]:
 
 
 def _is_uniform(tensor: Any, bound: float) -> bool:
-    """Whether the numbers can be draws from the uniform law on ±bound, by a test of Kolmogorov and Smirnov."""
+    """True if a Kolmogorov–Smirnov test accepts the numbers as uniform draws on ±bound."""
     from scipy import stats
 
     values = tensor.detach().double().flatten().cpu()
@@ -156,13 +158,13 @@ def _is_uniform(tensor: Any, bound: float) -> bool:
 
 
 class Owners:
-    """The weights of each layer so far: the layers of a network have to be independent."""
+    """Registry of the weights of all layers so far: the layers of a network must be independent."""
 
     def __init__(self) -> None:
-        self._weights: list[tuple[str, str, Any]] = []  # the layer, its tensor's name, the tensor
+        self._weights: list[tuple[str, str, Any]] = []  # (layer, name of its tensor, tensor)
 
     def check(self, name: str, module: Any) -> None:
-        """`Refused` where the module's weights are not its own."""
+        """Raise `Refused` if the module is used twice, or its weights are shared or correlated with another layer's."""
         if any(layer == name for layer, _, _ in self._weights):
             raise Refused("it is used more than once with the same weights; each use needs its own module")
         own = dict(module.named_parameters()) | plain_weights(module)
@@ -179,12 +181,12 @@ class Owners:
 
 
 def _correlated(a: Any, b: Any) -> bool:
-    """Whether two tensors have more in common than chance gives independent ones."""
+    """True if two tensors correlate more than independent ones would by chance."""
     if "meta" in (a.device.type, b.device.type):
         return False
     x, y = (t.detach().flatten().double() for t in (a, b.to(a.device)))
-    x, y = x - x.mean(), y - y.mean()  # layers may have constant biases whose variance the user gives
-    if len(x) < 8:  # few numbers are correlated by chance, and equal ones are none where all are alike
+    x, y = x - x.mean(), y - y.mean()  # layers may have equal constant biases whose variance the user gives
+    if len(x) < 8:  # so few numbers correlate by chance: only exact copies count, unless they are constant
         return bool((x != 0.0).any()) and torch.equal(a, b.to(a.device))
     product = abs(float(x @ y))
     bound = min(max(0.1, _SURE / math.sqrt(len(x))), 1.0 - 1e-6)
@@ -192,10 +194,10 @@ def _correlated(a: Any, b: Any) -> bool:
 
 
 def _share_memory(a: Any, b: Any) -> bool:
-    """Whether two tensors read the same memory, as a tensor and its `detach()` or `.data` do."""
+    """True if two tensors overlap in memory, as a tensor and its `detach()` or `.data` do."""
 
     def memory(t: Any) -> tuple[int, int, int]:
-        """Which memory, from where to where."""
+        """(storage, first element, end)."""
         storage, first = t.untyped_storage(), int(t.storage_offset())
         reach = sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True)) if t.numel() else -1
         return int(storage.data_ptr() or storage._cdata), first, first + reach + 1
@@ -208,11 +210,11 @@ def _share_memory(a: Any, b: Any) -> bool:
 
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.instancenorm._InstanceNorm)
 FIXED = (nn.PReLU, nn.modules.batchnorm._BatchNorm, *_NORMS)
-"""Modules whose parameters are those of a fixed function: they may be used again, and are no random weights."""
+"""Modules whose parameters define a fixed function: they are not random weights, so they may be reused."""
 
 
 def read_module(step: Step, module: Any, variances: Variances, one_location: bool) -> Call | Passes:
-    """What the call of a module becomes, or `Refused`."""
+    """Return what the call of a module becomes, or raise `Refused`."""
     kind = type(module).__name__
     if len(step.inputs) != 1 or not isinstance(step.result, Value):
         raise refusal(kind)
@@ -234,7 +236,7 @@ def read_module(step: Step, module: Any, variances: Variances, one_location: boo
             return LeakyReLU(float(slopes[0]))
         case nn.modules.batchnorm._BatchNorm():
             return _batch_norm(module)
-        case _ if isinstance(module, _NORMS):  # with weights, which are 1 in a new one; others call the function
+        case _ if isinstance(module, _NORMS):  # those with weights, initially 1; others appear as function calls
             weight, bias = module.weight, getattr(module, "bias", None)
             over = module.num_groups if isinstance(module, nn.GroupNorm) else getattr(module, "normalized_shape", 0)
             call = layer_norm(over, module.eps, before, one_location)
@@ -261,13 +263,13 @@ def _convolution(name: str, module: Any, before: Value, after: Value, variances:
     axes = len(kernel)
     if before.ndim != 2 + axes:
         raise Refused(f"its input has {before.ndim - 2} spatial axes, not {axes}")
-    # torch's own fan-in of a transposed weight is out_channels × filter; each output sums over the in_channels.
+    # PyTorch's own fan-in of a transposed weight is out_channels × filter, but each output sums over in_channels.
     weighted = variances.of(name, module, module.in_channels * math.prod(kernel))
     k, s, d = compact(kernel), compact(stride), compact(dilation)
     if not module.transposed:
         return spelled(Conv(k, s, module.padding, d, *weighted, module.padding_mode), axes)
     pads = tuple((p, p) for p in module.padding)
-    # From the sizes, because forward may have been called with an output_size.
+    # output_padding from the sizes, because forward may have been called with an output_size.
     extra = [
         after.shape[2 + a] - ((before.shape[2 + a] - 1) * stride[a] - sum(pads[a]) + dilation[a] * (kernel[a] - 1) + 1)
         for a in range(axes)
@@ -276,7 +278,7 @@ def _convolution(name: str, module: Any, before: Value, after: Value, variances:
 
 
 def _batch_norm(module: Any) -> Call:
-    """y = γ(x − μ)/√(σ² + ε) + β with fixed statistics is a constant factor, if it is the same for all channels."""
+    """Constant factor of y = γ(x − μ)/√(σ² + ε) + β with fixed statistics; it must be the same for all channels."""
     if module.training or module.running_mean is None:
         raise Refused(
             "in training mode it divides by statistics of the batch, so an image's output depends on the other images; "

@@ -1,11 +1,11 @@
-"""The calls of a PyTorch module's `forward`, as values and the steps that make them.
+"""Trace a PyTorch module's `forward`: the calls it makes, as values and the steps that produce them.
 
-`forward` runs on a shadow of the module whose tensors have shapes but no data (the `meta` device). So Python code
-in it takes the branch that it really takes, no arithmetic is done, and nothing of the user's module changes. A
-`TorchFunctionMode` sees every call of PyTorch.
+`forward` runs on a shadow copy of the module whose tensors have shapes but no data (the `meta` device). Python code in
+it takes the branches that it would really take, no arithmetic is done, and the user's module does not change. A
+`TorchFunctionMode` sees every PyTorch call.
 
 Values are numbered, and a value never changes: a call that writes into a tensor makes a new value, and from then on
-every tensor in that memory, such as a view, a `detach()` or a second name, stands for the new one.
+every tensor that shares the memory, such as a view, a `detach()` or an alias, refers to the new one.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ from cnngp.network.layers import NetworkError
 from ..parts import OWN_LEAVES
 
 BATCH = 13
-"""A number that no other axis is likely to have, so that code that mixes the images of a batch shows."""
+"""A batch size that no other axis is likely to have, so that code that mixes the images of a batch is noticed."""
 
 _OF_SIZES = ("view", "reshape", "unflatten", "expand", "repeat", "getitem", "narrow")
-"""Functions whose arguments may be the number of images; whether they mix images is seen in the shapes."""
+"""Functions whose arguments may contain the batch size; their shapes show whether they mix images."""
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _BY_VALUE = (
     *("Boolean value of Tensor", "to Scalar", "to Python scalars", "no data!", "an index", "device type tensor"),
     "on meta tensors",
 )
-"""What PyTorch says where code needs the data of a tensor that has none."""
+"""Parts of PyTorch's error messages when code needs the data of a tensor without data."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor without its data. `number` is None for one that is not made from the input."""
+    """A tensor without its data. `number` is None if the tensor does not depend on the input."""
 
     number: int | None
     shape: tuple[int, ...]
     dtype: Any
     owner: str = ""
-    """The parameter or buffer that it is."""
+    """Name of the parameter or buffer that it is, if any."""
 
     @property
     def ndim(self) -> int:
@@ -62,23 +62,23 @@ class Value:
 
 @dataclass(frozen=True)
 class Step:
-    """One call. Tensors among the arguments, and the result, are `Value`s."""
+    """One call. Tensors in the arguments and the result are represented by `Value`s."""
 
     name: str
-    """How messages name it: the dotted name of a module, or a function and the module whose forward calls it."""
+    """Name in messages: the dotted name of a module, or a function and the module whose forward calls it."""
     kind: str
     function: str
-    """The plain name of a function, such as "add" for `x += y`; "" where a module with weights is called."""
+    """Plain name of the function, such as "add" for `x += y`; "" for a call of a module with weights."""
     module: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     result: Any
     number: int
-    """The value that it makes, or that its result is another view of."""
+    """Number of the value that it makes, or of which its result is a view."""
     same_order: bool
-    """The result is the argument's own memory, from its first number to its last and in the same order."""
+    """True if the result is the argument's own memory, all of it and in the same order."""
     problem: str = ""
-    """Why the flow of values through this call cannot be followed."""
+    """Reason why values cannot be followed through this call; "" if they can."""
 
     @property
     def inputs(self) -> list[Value]:
@@ -86,12 +86,12 @@ class Step:
 
     @property
     def reads(self) -> list[int]:
-        """The values made from the input that the call reads, in the order of its arguments."""
+        """Numbers of the values made from the input that the call reads, in the order of its arguments."""
         return [v.number for v in self.inputs if v.number is not None]
 
     @property
     def told(self) -> tuple[Any, ...]:
-        """The call and, unless these are sizes, its arguments; of tensors which value they are."""
+        """Key for comparing calls: the call and, unless they are sizes, its arguments, with tensors by value number."""
         arguments = () if self.function in _OF_SIZES else (self.args, self.kwargs)
         told = pytree.tree_map(lambda a: a.number if isinstance(a, Value) else repr(a), arguments)
         return self.name, self.function, told, self.number
@@ -99,14 +99,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Trace:
-    """The steps in the order of the calls. Value 0 is the input; `output` is what forward returns."""
+    """Steps in the order of the calls. Value 0 is the input; `output` is what forward returns."""
 
     steps: list[Step]
     output: Any
 
     @cached_property
     def needed(self) -> set[int | None]:
-        """The values that the output is made from, itself included; what else forward computes does not matter."""
+        """Numbers of the values on which the output depends, with its own; everything else can be ignored."""
         needed = {v.number for v in pytree.tree_leaves(self.output) if isinstance(v, Value)}
         for step in reversed(self.steps):
             if step.number in needed:
@@ -115,7 +115,7 @@ class Trace:
 
 
 def trace(module: Any, input_shape: Sequence[int], batch: int = BATCH) -> Trace:
-    """The steps of the module's forward on a batch of inputs of this shape."""
+    """Trace the module's forward on a batch of inputs of this shape."""
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.get_default_dtype())
     x = torch.empty((batch, *input_shape), device="meta", dtype=dtype)
     followed = _shadow(module)
@@ -132,7 +132,7 @@ def trace(module: Any, input_shape: Sequence[int], batch: int = BATCH) -> Trace:
 
 
 def trace_twice(module: Any, input_shape: Sequence[int]) -> Trace:
-    """The same; refuses a forward that does not do the same to batches of two sizes."""
+    """Like `trace`, but raises if forward makes different calls for two batch sizes."""
     first, second = (trace(module, input_shape, batch) for batch in (BATCH, BATCH + 4))
     calls, again = ([step for step in found.steps if step.number in found.needed] for found in (first, second))
     for a, b in zip_longest(calls, again):
@@ -147,11 +147,11 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         super().__init__()
         self.steps: list[Step] = []
         self.shape = tuple(x.shape[1:])
-        self.kept: dict[int, Any] = {}  # tensors by identity; alive, so that identities stay theirs
-        self.numbers: dict[int, int] = {}  # of each memory, the value that it holds now
+        self.kept: dict[int, Any] = {}  # tensors by id; kept alive, so that no id is reused
+        self.numbers: dict[int, int] = {}  # memory → number of the value that it holds now
         self.count = 0
-        self.running = False  # inside a call nothing is recorded
-        self.within: list[tuple[str, str]] = [("", "")]  # modules that are running, and the class of one of torch.nn
+        self.running = False  # nothing is recorded inside a call
+        self.within: list[tuple[str, str]] = [("", "")]  # stack of running modules, with the class if from torch.nn
         self.weights = dict(module.named_parameters())
         self.owners: dict[int, str] = {_memory(t): name for name, t in (*self.weights.items(), *module.named_buffers())}
         self.keep(x, 0)
@@ -167,7 +167,7 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         return self.call(func, *called, function, "", args, kwargs or {})
 
     def enter(self, name: str, part: Any, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A module's forward: one step where it has weights of torch.nn, else the steps of what it calls."""
+        """Run a module's forward: one step for a torch.nn module with weights, else the steps of the calls in it."""
         if self.running:
             return forward(*args, **kwargs)
         kind, own = type(part).__name__, _is_torchs_own(part)
@@ -219,7 +219,7 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
             if self.owner(t) in self.weights:
                 raise NetworkError(f"{name}: forward writes into its own weights, {self.owner(t)}")
         if not any(_memory(t) in self.numbers for t in tensors) or not (made or written):
-            return result  # of constants, or a question of shape
+            return result  # a call on constants, or a query such as a shape
         if any(_memory(t) != _memory(made[0]) or not _is_whole(t) for t in written if made):
             problem = problem or "it writes into a part of a tensor, or into another one than it returns"
         fresh = bool(written) or not made or _memory(made[0]) not in self.numbers
@@ -238,7 +238,7 @@ class _Follower(TorchFunctionMode):  # type: ignore[misc]
         self.numbers[_memory(t)] = number
 
     def owner(self, t: Any) -> str:
-        """The parameter or buffer that a tensor is, or ""."""
+        """Name of the parameter or buffer that the tensor is, or ""."""
         return self.owners.get(_memory(t), "")
 
     def value(self, t: Any) -> Any:
@@ -267,7 +267,7 @@ def _same_order(a: Any, b: Any) -> bool:
 
 
 def _function_name(func: Any) -> str:
-    """One plain name for `torch.add`, `Tensor.add_`, `x += y` and `torch.ops.aten.add.Tensor`."""
+    """Plain name of a function, the same for `torch.add`, `Tensor.add_`, `x += y` and `torch.ops.aten.add.Tensor`."""
     if isinstance(func, torch._ops.OpOverload):
         func = func.overloadpacket
     words = (resolve_name(func) or getattr(func, "__name__", str(func))).split(".")
@@ -275,15 +275,15 @@ def _function_name(func: Any) -> str:
 
 
 def _is_torchs_own(part: Any) -> bool:
-    """Whether the module's class is one of torch.nn; a parametrized class is what it was before."""
+    """True if the module's class is from torch.nn; for a parametrized class, the class it had before."""
     kind = next(c for c in type(part).__mro__ if c.__module__ != "torch.nn.utils.parametrize")
     return kind.__module__.startswith("torch.nn.") and not isinstance(part, _CONTAINERS)
 
 
 def _told_of(name: str, shape: tuple[int, ...], run: Callable[[], Any]) -> Any:
-    """What `run` gives; what goes wrong in it is told in one line with the name of the call."""
+    """Return `run()`; any error becomes a one-line `NetworkError` that names the call."""
     try:
-        with warnings.catch_warnings():  # torch warns of slow paths, and nothing is computed here
+        with warnings.catch_warnings():  # PyTorch warns about slow paths, but nothing is computed here
             warnings.simplefilter("ignore")
             return run()
     except NetworkError:
@@ -298,7 +298,7 @@ def _told_of(name: str, shape: tuple[int, ...], run: Callable[[], Any]) -> Any:
 
 
 def _shadow(module: Any) -> Any:
-    """A copy of the module with every parameter and buffer on the meta device; costs no memory for the weights."""
+    """Copy of the module with every parameter and buffer on the meta device, so the weights take no memory."""
     memo: dict[int, Any] = {}
     for name, p in module.named_parameters(remove_duplicate=False):
         if isinstance(p, nn.parameter.UninitializedParameter):
@@ -315,11 +315,11 @@ def _shadow(module: Any) -> Any:
 
 
 def altered_modules(module: Any) -> list[tuple[str, str, str]]:
-    """(name, class, why not) of the parts whose call does something else than their class says."""
+    """(name, class, reason) of each part whose call does not do what its class says, such as one with a hook."""
     found = []
     for name, part in module.named_modules():
         if isinstance(part, nn.modules.lazy.LazyModuleMixin) and part.has_uninitialized_params():
-            continue  # its own hook makes its weights; `_shadow` says what to do
+            continue  # its hook creates its weights; `_shadow` raises with a remedy
         reason = ""
         replaced = [key for key, v in vars(part).items() if callable(v) and callable(getattr(type(part), key, None))]
         if part._forward_pre_hooks or part._forward_hooks:
