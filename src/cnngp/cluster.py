@@ -34,6 +34,9 @@ def connect(address: str, timeout: float = 10.0) -> Any:
     for name in ("distributed.client", "tornado.application"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
+        # A client of an address that Dask cannot parse is never closed, and may block the process when it is collected.
+        if not address.startswith("inproc://"):
+            distributed.comm.get_address_host_port(address)
         # A server that is no scheduler may accept the connection and never answer, which would block the client.
         return within(timeout + 1.0, lambda: distributed.Client(address, timeout=timeout))
     except Exception as error:

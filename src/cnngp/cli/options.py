@@ -204,7 +204,7 @@ OPTIONS = (
     Option("processes", "search", _NUMBER, 1).says("Number of processes on this machine."),
     Option("scheduler", f"gram search {_PAPER}", _ADDRESS).says("A Dask cluster, such as tcp://host:8786."),
     Option("budget", _PAPER, Kind("SECONDS", _number(1e-9), "a positive number of seconds")).says(
-        "Start no new piece after so many seconds."
+        "Start no piece that would end after so many seconds."
     ),
     # Files
     Option("store", _FITS, _STORE).says("Keep the kernels in this folder or fsspec URL, and continue from there."),

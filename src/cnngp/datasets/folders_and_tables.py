@@ -42,9 +42,9 @@ def folder(
     """Load images from one sub-folder per class, resized to one size; the labels are the sub-folders' names.
 
     PNG, JPEG, TIFF, WebP, GIF, BMP and similar files are read, also from folders inside the sub-folders; `notes` counts
-    those that are left out. Sub-folders `train` and `test` that hold such folders are the two sets, `val` or
-    `validation` the validation images; without `test`, a fifth of each class is kept for testing. The images of each
-    set are in a reproducible mixed order, so that the first ones include all classes.
+    those that are left out. Sub-folders `train` and `test` that hold such folders are the two sets, `val`,
+    `valid` or `validation` the validation images; without `test`, a fifth of each class is kept for testing. The images
+    of each set are in a reproducible mixed order, so that the first ones include all classes.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def folder(
     reader = Reader(path, size, aspect, skip_bad, max_pixels)
     if not path.is_dir() or is_of_the_system(path):
         raise DatasetError(f"{path} is not a folder{' of files' if path.is_dir() else ''}")
-    names = {"train": ("train",), "test": ("test",), "validation": ("val", "validation")}
+    names = {"train": ("train",), "test": ("test",), "validation": ("val", "valid", "validation")}
     found = {part: [path / name for name in of if (path / name).is_dir()] for part, of in names.items()}
     where = {part: folders[0] for part, folders in found.items() if folders}
     if "train" not in where or len(where) == 1:

@@ -69,19 +69,19 @@ class GPEstimator(Parameters, BaseEstimator):  # type: ignore[misc]
     fit_: Fit
     """Result of the fit; the attributes below are parts of it, None if they need images and there was only a matrix."""
     gp_: Posterior = _part("posterior")
-    fit_report_: FitReport = _part("report", "What was measured about the fit, and what can be trusted.")
-    recipe_: Any = _part("recipe", "What the fit was made by: `GPClassifier(clf.recipe_)` makes it again.")
-    choice_: Choice | None = _part("choice", "Why this recipe, where none was given.")
-    learned_: Learned | None = _part("learned", "What was learned and how, None without `learn`.")
+    fit_report_: FitReport = _part("report", "Measured accuracy of the fit, and a verdict on what can be trusted.")
+    recipe_: Any = _part("recipe", "Recipe of the fit; `GPClassifier(clf.recipe_)` fits it again.")
+    choice_: Choice | None = _part("choice", "Why this recipe was chosen, if none was given.")
+    learned_: Learned | None = _part("learned", "Result of learning; None without `learn`.")
     kernel_: Any = property(lambda self: self.fit_.kernel and self.fit_.kernel.main)
     """Kernel of the recipe's term with the largest weight."""
     network_: Any = property(lambda self: self.recipe_ and self.recipe_.main.network)
     """Network of that term: given, chosen or learned."""
-    X_: Any = _part("X", "The images that the model answers by, training or inducing ones, as given.")
+    X_: Any = _part("X", "Training or inducing images, as given.")
     input_shape_: Any = property(lambda self: None if self.X_ is None else self.X_.shape[1:])
     y_: Any = _part("y")
     names_: Any = _part("names")
-    inducing_rows_: Numbers | None = _part("rows", "Training images that are inducing ones, if they are.")
+    inducing_rows_: Numbers | None = _part("rows", "Rows of the inducing images among the training images.")
     loo_rows_: Numbers = _part("posterior.loo_rows", "Training images with leave-one-out predictions.")
     log_marginal_likelihood_: float | None = _part("posterior.log_marginal_likelihood")
     image_aspect_: Aspect | None = None
