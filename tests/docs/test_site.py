@@ -12,6 +12,7 @@ from tools import include_code
 
 import cnngp
 from cnngp.cli import app
+from helpers.browser import needs_browser, probed, served, title_of
 
 pytest.importorskip("mkdocs")
 ROOT = Path(__file__).parents[2]
@@ -69,6 +70,23 @@ def test_tutorials_show_the_programs_that_the_tests_run(site: Path) -> None:
         text = page.read_text(encoding="utf-8")
         assert include_code.with_code(text) == text, "run `python tools/include_code.py`"
     assert "most_uncertain" in " ".join(page.read_text() for page in (site / "tutorials").glob("*.html"))
+
+
+def test_formulas_are_drawn_without_a_script(site: Path) -> None:
+    page = (site / "mathematics.html").read_text(encoding="utf-8")
+    assert page.count("<math ") > 30
+    assert "arithmatex" not in page
+
+
+@needs_browser
+@pytest.mark.parametrize("page", ["index", "gallery", "reference/estimators"])
+def test_pages_fit_a_phone(page: str, site: Path, tmp_path: Path) -> None:
+    (site / f"{page}-probed.html").write_text(probed((site / f"{page}.html").read_text(encoding="utf-8")))
+    with served(site) as address:
+        seen = title_of(f"{address}/{page}-probed.html", tmp_path, width=500)
+    drawn, images = map(int, re.findall(r"drawn (\d+) of (\d+)", seen)[0])
+    assert drawn == images
+    assert "too wide: false" in seen
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -3,6 +3,11 @@
 import re
 import shutil
 import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -25,9 +30,14 @@ def opened(page: str, folder: Path, width: int) -> str:
 
     No console errors: asserted here.
     """
-    assert page.count("</body>") == 1
-    (folder / "page.html").write_text(page.replace("</body>", _PROBE), encoding="utf-8")
+    (folder / "page.html").write_text(probed(page), encoding="utf-8")
     return title_of((folder / "page.html").as_uri(), folder / "profile", width)
+
+
+def probed(page: str) -> str:
+    """The page with a script that leaves what the browser sees in the title."""
+    assert page.count("</body>") == 1
+    return page.replace("</body>", _PROBE)
 
 
 def title_of(
@@ -51,3 +61,16 @@ def title_of(
     title = re.search(r"<title>(.*?)</title>", done.stdout)
     assert title is not None
     return title[1]
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """The address of a folder's files on this machine, for pages whose scripts a browser refuses to run from files."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
