@@ -105,7 +105,11 @@ def test_all_that_the_attributes_say_is_compared(store: Path) -> None:
             assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("place", ["memory://cnngp-faults/K", StorePath(MemoryStore(), "a/b"), LocalStore], ids=str)
+@pytest.mark.parametrize(
+    "place",
+    ["memory://cnngp-faults/K", StorePath(MemoryStore(), "a/b"), LocalStore],
+    ids=["a URL", "a store of Zarr", "a folder"],
+)
 def test_tiles_without_metadata_are_those_of_any_matrix(place: Any, tmp_path: Path) -> None:
     """Not to be given out as those of the matrix that is asked for, wherever they are."""
     where = place(tmp_path / "K") if place is LocalStore else place
