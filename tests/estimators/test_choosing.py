@@ -228,7 +228,7 @@ def test_a_sum_is_taken_where_two_kernels_know_different_things() -> None:
     assert choice.name == " + ".join(f"{t.weight:g} × ({zoo_name(t.network)})" for t in choice.recipe.terms)
 
 
-# ---- drawn images that hide something from the usual network ---------------------------------------------------------
+# ---- drawn images that each hide something from the usual network ---------------------------------------------------
 
 
 def bars(n: int, seed: int, light: float = 1.0) -> tuple[Any, Any]:
@@ -243,13 +243,53 @@ def bars(n: int, seed: int, light: float = 1.0) -> tuple[Any, Any]:
     return X + 0.3 * rng.standard_normal(X.shape), y
 
 
-def test_the_default_finds_what_the_usual_network_does_not_see() -> None:
-    X, y = bars(80, 0)
+def anywhere(n: int, seed: int) -> tuple[Any, Any]:
+    """Rising or falling lines anywhere in noise of 16 × 16."""
+    rng = np.random.default_rng(seed)
+    y = np.arange(n) % 2
+    X = 0.1 * rng.standard_normal((n, 1, 16, 16))
+    line = np.arange(4)
+    for image, rising in zip(X[:, 0], y, strict=True):
+        top, left = rng.integers(0, 13, 2)
+        image[top + line, left + (line if rising else line[::-1])] += 1.0
+    return X, y
+
+
+def levels(n: int, seed: int) -> tuple[Any, Any]:
+    """Noise of 8 × 8 in three degrees of brightness."""
+    rng = np.random.default_rng(seed)
+    y = np.arange(n) % 3
+    return 0.3 + 0.15 * y[:, None, None, None] + 0.2 * rng.standard_normal((n, 1, 8, 8)), y
+
+
+def nothing_local(n: int, seed: int) -> tuple[Any, Any]:
+    """Images whose class is the sign of a weighted sum of all pixels."""
+    weights = np.random.default_rng(99).standard_normal(64)
+    X = np.random.default_rng(seed).standard_normal((n, 1, 8, 8))
+    return X, (X.reshape(n, 64) @ weights > 0.0).astype(int)
+
+
+def signed(n: int, seed: int) -> tuple[Any, Any]:
+    """Four patterns in noise, each image with a sign at random: neighbours are not near."""
+    rng, patterns = np.random.default_rng(seed), np.random.default_rng(99).standard_normal((4, 1, 8, 8))
+    y = np.arange(n) % 4
+    return rng.choice([-1.0, 1.0], (n, 1, 1, 1)) * patterns[y] + 1.2 * rng.standard_normal((n, 1, 8, 8)), y
+
+
+@pytest.mark.parametrize(
+    ("drawn", "n", "most"),
+    [(bars, 80, 0.05), (anywhere, 80, 0.25), (levels, 80, 0.12), (nothing_local, 120, 0.3), (signed, 100, 0.1)],
+)
+def test_the_default_finds_what_the_usual_network_does_not_see(drawn: Any, n: int, most: float) -> None:
+    X, y = drawn(n, 0)
+    X_test, y_test = drawn(200, 1)
     clf = GPClassifier(device="cpu").fit(X, y)
     usual = GPClassifier(candidates(X)[0][-1].term.network, noise="loo", device="cpu").fit(X, y)
-    score, before = (model.score(*bars(200, 1)) for model in (clf, usual))
-    assert score > max(0.95, before)
-    assert clf.choice_.gain > 0.0  # type: ignore[union-attr]
+    wrong, before = (1.0 - model.score(X_test, y_test) for model in (clf, usual))
+    assert wrong < most
+    assert wrong < before
+    assert clf.choice_ is not None
+    assert clf.choice_.gain > 0.0
 
 
 def test_a_target_that_is_largest_at_a_middle_brightness_is_found_by_regression() -> None:

@@ -17,6 +17,7 @@ from cnngp import (
     Kernel,
     LeakyReLU,
     NetworkError,
+    RangeError,
     Rbf,
     ReLU,
     Sequential,
@@ -282,6 +283,22 @@ def test_interrupted_it_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -
     assert learned.after < learned.before
     assert learned.after == pytest.approx(min(losses[:30]), abs=1e-4)
     assert clf.score(X, DATA.y) > 0.9
+
+
+def test_a_step_out_of_range_is_turned_back_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, refused = Problem.matrix, []
+
+    def matrix(self: Problem, kernel: Kernel) -> Any:
+        if kernel.network.parameters()["layers[0].weight_var"] > 1.3:
+            refused.append(kernel)
+            raise RangeError("too large")
+        return original(self, kernel)
+
+    monkeypatch.setattr(Problem, "matrix", matrix)
+    clf = fitted(learn=Learning("likelihood", images=40, starts=1))
+    assert refused
+    assert clf.learned_.after < clf.learned_.before
+    assert clf.network_.parameters()["layers[0].weight_var"] <= 1.3
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,10 @@ def test_what_is_no_recipe_is_refused(tmp_path: Path) -> None:
         (lambda: Term("small_cnn", preparation="white"), "preparation='white' is not one of 'plain'"),
         (lambda: Term("auto"), "is no network"),
         (lambda: Recipe.from_json("{}"), "not the JSON of a recipe"),
-        (lambda: Recipe.from_json(RECIPES[3].to_json().replace("PatchWhitening", "Other")), "of a recipe: .*no preparation"),
+        (
+            lambda: Recipe.from_json(RECIPES[3].to_json().replace("PatchWhitening", "Other")),
+            "of a recipe: .*no preparation",
+        ),
         (lambda: Recipe.from_json('{"cnngp_recipe": 1, "terms": [{"network": 3}], "noise": 0}'), "a term has network"),
         (lambda: Recipe.read(tmp_path / "none.json"), "none.json cannot be read: No such file or directory$"),
         (lambda: Recipe.read(other), "other.json: not the JSON of a recipe"),
