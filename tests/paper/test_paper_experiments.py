@@ -194,6 +194,24 @@ def test_a_run_that_was_stopped_goes_on_and_writes_numbers_figures_and_the_page(
     assert results.read(out / "table1.json")["figures"] == []
 
 
+@pytest.mark.slow
+def test_a_cluster_computes_the_same(found: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    distributed = pytest.importorskip("distributed")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(setting, "load", lambda name, split, data: DATA)
+    monkeypatch.setattr(table1, "QUICK", PLAN)
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster:
+        words = f"reproduce table1 --quick --device cpu --out out --scheduler {cluster.scheduler_address}"
+        assert run(words.split()) == 0
+    doc = results.read(Path("out/table1.json"))
+    assert [r["ours"] for r in doc["rows"]] == [r["ours"] for r in found["rows"]]
+    for label, values in doc["details"]["networks"].items():
+        assert "Dask" in values["hardware"]
+        alone = found["details"]["networks"][label]
+        assert values["log_marginal_likelihood"] == alone["log_marginal_likelihood"]
+    assert len(list(Path("out/stores").iterdir())) == 2 * len(PLAN.cases)  # of training, and of test with training
+
+
 @pytest.mark.parametrize(
     ("options", "message", "code"),
     [
