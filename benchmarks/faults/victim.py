@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -47,7 +48,7 @@ def run(order: dict[str, Any]) -> None:
 
 
 def serve() -> None:
-    import tqdm.auto  # noqa: F401
+    import tqdm.auto
     import zarr  # noqa: F401
 
     import cnngp.gp.solving.matrices
@@ -55,6 +56,10 @@ def serve() -> None:
     import cnngp.matrix.store.verified  # noqa: F401
     from cnngp import Dense, Kernel
 
+    # Progress bars share a lock with all forks, which would wait forever for one that was killed while it held the
+    # lock; and they start a thread.
+    tqdm.std.tqdm.set_lock(threading.RLock())
+    tqdm.std.tqdm.monitor_interval = 0
     Kernel(Dense(), device="cpu", threads=1)(images(4))
     search(None)
     print("ready", flush=True)
