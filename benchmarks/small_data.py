@@ -187,7 +187,9 @@ METHODS: dict[str, Callable[[datasets.Dataset, Any], Result]] = {
     "ResNet, tuned": trained("residual"),
     "GP, default + shifts": with_copies,
     "GP, resnet32 + shifts": lambda data, device: with_copies(data, device, zoo.resnet(32)),
-    "GP, pooled + warps": lambda data, device: with_copies(data, device, zoo.pooled_cnn("medium"), warped),
+    "GP, pooled + warps": lambda data, device: with_copies(
+        data, device, zoo.pooled_cnn("medium", zoo.halvings_for(min(data.image_shape[1:]))), warped
+    ),
 }
 
 

@@ -1,6 +1,7 @@
 """The examples run and give what their text says; benchmarks can be imported, and a campaign of faults finds none."""
 
 import importlib
+import json
 import runpy
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks import small_data
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -106,6 +108,16 @@ def test_benchmarks_and_experiments_can_be_imported(path: Path) -> None:
         pytest.importorskip("jax")
     module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
     assert Path(module.__file__ or "") == path
+
+
+@pytest.mark.slow
+def test_every_method_of_few_images_gives_a_row(tmp_path: Path) -> None:
+    words = "--data digits --sizes 60 --test 100 --device cpu --steps 100 --seeds 1 --json"
+    small_data.main([*words.split(), str(tmp_path / "rows.json")])
+    rows = {row["method"]: row for row in json.loads((tmp_path / "rows.json").read_text())}
+    assert list(rows) == list(small_data.METHODS)
+    assert all(row["error"] < (0.2 if name.startswith("GP") else 0.8) for name, row in rows.items())
+    assert rows["GP, default"]["error"] < rows["RBF SVM"]["error"]
 
 
 def test_a_campaign_of_faults_prints_a_table() -> None:

@@ -15,7 +15,7 @@ from cnngp.common.errors import DatasetError
 from cnngp.datasets import preparation, sets
 from cnngp.paper import setting, table1
 from cnngp.paper.setting import Setting
-from experiments import baselines, beyond, cifar10, pooled, timings
+from experiments import baselines, beyond, cifar10, pooled, timings, whole_run
 from helpers.experiments import cell, digits_in_three
 from helpers.idx_files import write_as_fashion_mnist
 
@@ -152,3 +152,12 @@ def test_timings_from_the_files_to_the_errors(tmp_path: Path) -> None:
     assert cell(found, "kernels", "seconds")["published"] == 13_200
     assert [p.name for p in timings.draw(found, tmp_path)] == ["timings.png", "timings.svg"]
     json.dumps(found["details"])
+
+
+@pytest.mark.gpu
+def test_a_whole_run_on_a_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_as_fashion_mnist(tmp_path / "fashion_mnist")
+    monkeypatch.setenv("CNNGP_DATA", str(tmp_path))
+    request = {"data": "fashion_mnist", "depth": 8, "threads": None, "sizes": [100, 40, 60]}
+    card, cpu = (whole_run.whole_run({**request, "device": device}) for device in ("cuda", "cpu"))
+    assert card["test_error"] == pytest.approx(cpu["test_error"], abs=1.7)  # one image of 60 on the border
