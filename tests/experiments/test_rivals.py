@@ -47,6 +47,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_torch_thread")
 def test_every_rival_learns_something(tmp_path: Path) -> None:
     """Ten classes: by chance 90 % are wrong."""
     plan = PLAN
