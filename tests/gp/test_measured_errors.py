@@ -26,13 +26,15 @@ def regressor(**options: Any) -> GPRegressor:
     return GPRegressor(NET, device="cpu", **{"dtype": "float64"} | options)
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.3])
-def test_the_amplitude_is_the_likeliest_beside_the_errors(noise: float) -> None:
+@pytest.mark.parametrize(("noise", "weight"), [(0.0, None), (0.3, None), (0.3, 1.0 + np.arange(40) % 3)])
+def test_the_amplitude_is_the_likeliest_beside_the_errors(noise: float, weight: Any) -> None:
+    own = noise / (np.ones(40) if weight is None else weight)
+
     def density(a: float) -> Any:
-        return multivariate_normal(np.zeros(40), a * (K[OLD, OLD] + noise * np.eye(40)) + np.diag(STD[OLD] ** 2))
+        return multivariate_normal(np.zeros(40), a * (K[OLD, OLD] + np.diag(own)) + np.diag(STD[OLD] ** 2))
 
     best = minimize_scalar(lambda log_a: -density(np.exp(log_a)).logpdf(Y[OLD]), bounds=(-5, 10), method="bounded").x
-    reg = regressor(noise=noise).fit(X[OLD], Y[OLD], y_std=STD[OLD])
+    reg = regressor(noise=noise).fit(X[OLD], Y[OLD], y_std=STD[OLD], sample_weight=weight)
     assert np.log(reg.gp_.amplitude) == pytest.approx(best, abs=5e-3)
     a = reg.gp_.amplitude
     assert reg.log_marginal_likelihood_ == pytest.approx(density(a).logpdf(Y[OLD]), rel=1e-9)

@@ -111,13 +111,13 @@ class ExactGP(Posterior):
             if amplitude == "loo":
                 raise MatrixError("the amplitude beside known errors is 'ml' or a number, not 'loo'")
             if amplitude == "ml":
-                first = amplitude_beside(A, self.Y, 0.0 if isinstance(noise, str) else noise, errors)
                 if isinstance(noise, str):  # choose the noise given the errors, then the amplitude given both
+                    first = amplitude_beside(A, self.Y, 0.0, errors)
                     set_diagonal(A, self.variances + self.point_noise + errors / first)
                     noise = choose(first)
-                    set_diagonal(A, self.variances + self.point_noise)
-                    first = amplitude_beside(A, self.Y, noise, errors)
-                amplitude = first
+                by_weight = 0.0 if weights is None else noise / weights - noise
+                set_diagonal(A, self.variances + self.point_noise + by_weight)
+                amplitude = amplitude_beside(A, self.Y, noise, errors)
             self.point_noise = self.point_noise + errors / amplitude
             set_diagonal(A, self.variances + self.point_noise)
         self.noise = choose(amplitude)
